@@ -203,7 +203,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 
 def test_a_host_name_is_refused() -> None:
-    with pytest.raises(SettingsError, match="is no IP address"):
+    with pytest.raises(SettingsError, match="is not an IP address"):
         build(Monitoring, {"host": "example.org"})
 
 

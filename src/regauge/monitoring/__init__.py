@@ -1,4 +1,4 @@
-"""Metrics of runs and servers for Prometheus, with their alert rules and dashboards.
+"""Prometheus metrics for runs and servers, with alert rules and dashboards.
 
-`vocabulary` defines every metric with its unit and labels. This package imports no torch.
+`vocabulary` defines every metric with unit and labels. This package does not import torch.
 """

@@ -1,7 +1,7 @@
-"""The files of monitoring: rules, dashboards, and manifests for Kubernetes.
+"""Monitoring files: rules, dashboards, and Kubernetes manifests.
 
-`rules/` has the recording rules and the alerts, and `dashboards/` one document of Grafana each.
-`kubernetes/` has exporters, htop and nvtop as DaemonSets, and objects of the Prometheus operator.
+`rules/` has the recording rules and alerts, `dashboards/` one Grafana document each. `kubernetes/`
+has exporters, htop and nvtop as DaemonSets, and Prometheus operator objects.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 MANIFESTS = Path(__file__).parent / "manifests"
 TARGETS_FILE = "targets.json"
-"""Addresses of runs, which `monitor up` rewrites when runs start and end."""
+"""Run addresses, which `monitor up` rewrites when runs start and end."""
 PROMETHEUS_FILE, ALERTMANAGER_FILE = "prometheus.yml", "alertmanager.yml"
 JOB = "regauge"
 
 
 def render_monitoring_files(settings: Prometheus) -> dict[str, str]:
-    """Return the text of every file by its path in the folder."""
+    """Return path in the folder -> file text."""
     dashboards = {
         f"dashboards/{name}.json": json.dumps(document, indent=1) + "\n"
         for name, document in build_dashboards().items()
@@ -38,7 +38,7 @@ def render_monitoring_files(settings: Prometheus) -> dict[str, str]:
 
 
 def render_server_files(settings: Prometheus) -> dict[str, str]:
-    """Return the files that Prometheus and Alertmanager read, by their path in the folder."""
+    """Return path in the folder -> file read by Prometheus or Alertmanager."""
     return {
         PROMETHEUS_FILE: _dump(_build_prometheus(settings)),
         ALERTMANAGER_FILE: _dump(_build_alertmanager(settings)),
@@ -56,7 +56,6 @@ def write_monitoring_files(folder: Path, files: Mapping[str, str], *, overwrite:
 
 
 def build_manifests(settings: Prometheus) -> dict[str, str]:
-    """Return the manifests for Kubernetes by file name."""
     manifests = {path.name: read_manifest(path.name) for path in sorted(MANIFESTS.glob("*.yaml"))}
     monitors = manifests["pod-monitors.yaml"]
     for name in ("scrape_seconds", "run_port"):
@@ -67,14 +66,13 @@ def build_manifests(settings: Prometheus) -> dict[str, str]:
 
 
 def read_manifest(name: str) -> str:
-    """Return the text of a manifest of this package."""
     return (MANIFESTS / name).read_text(encoding="utf-8")
 
 
 def list_exporters(plugin: str) -> list[str]:
-    """Return the manifests for the nodes that a device plugin selects, by its file `<vendor>.yaml`.
+    """Return manifests for the nodes selected by a device plugin's file `<vendor>.yaml`.
 
-    They have the same label `regauge/vendor` as node selector.
+    They use the same label `regauge/vendor` as node selector.
     """
     selector = f"regauge/vendor: {plugin.removesuffix('.yaml')}\n"
     return [
@@ -85,7 +83,7 @@ def list_exporters(plugin: str) -> list[str]:
 
 
 def _build_rule_object(settings: Prometheus) -> dict[str, Any]:
-    """Return the rules as an object of the Prometheus operator."""
+    """Return the rules as a Prometheus operator object."""
     rules = build_recording_rules()["groups"] + build_alert_rules(settings.alerts)["groups"]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -96,9 +94,9 @@ def _build_rule_object(settings: Prometheus) -> dict[str, Any]:
 
 
 def _build_prometheus(settings: Prometheus) -> dict[str, Any]:
-    """Return the configuration of Prometheus; paths are relative to its file.
+    """Return the Prometheus configuration; paths are relative to its file.
 
-    The label `node` of a target joins the metrics of a run with those of its devices.
+    A target's `node` label joins run metrics with device metrics.
     """
     interval = f"{settings.scrape_seconds}s"
     jobs: list[dict[str, Any]] = [
@@ -128,7 +126,7 @@ def _build_prometheus(settings: Prometheus) -> dict[str, Any]:
 
 
 def _build_alertmanager(settings: Prometheus) -> dict[str, Any]:
-    """Return the configuration of Alertmanager: alerts of one run or server form a group."""
+    """Return the Alertmanager configuration: alerts from one run or server form a group."""
     receiver: dict[str, Any] = {"name": "default"}
     if settings.webhook is not None:
         receiver["webhook_configs"] = [{"url": settings.webhook, "send_resolved": True}]

@@ -1,4 +1,4 @@
-"""Checks written files with promtool and amtool, the tools of Prometheus and Alertmanager."""
+"""Checks written files with promtool and amtool, the Prometheus and Alertmanager tools."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _RULES = re.compile(r"(\d+) rules found")
 
 
 def check_monitoring_files(folder: Path) -> dict[str, Any]:
-    """Check the configuration and the rules in a folder; return the number of rules.
+    """Check the configuration and rules in a folder; return the rule count.
 
-    Raises SettingsError if the folder has no configuration, PreflightError without promtool, and
-    DataError with the first finding. Alertmanager's file is checked if amtool is installed.
+    Raises SettingsError if the folder does not contain a configuration, PreflightError without
+    promtool, and DataError with the first finding. Alertmanager's file is checked if amtool is
+    installed.
     """
     configuration = folder / PROMETHEUS_FILE
     if not configuration.is_file():
@@ -41,7 +42,7 @@ def check_monitoring_files(folder: Path) -> dict[str, Any]:
 
 
 def _run_tool(command: list[str]) -> str:
-    """Return the output of a tool; raises DataError with its finding."""
+    """Return a tool's output; raises DataError with its finding."""
     done = run_tool(command, TOOL_SECONDS)
     output = done.stdout + done.stderr
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Builds the JSON documents of the dashboards."""
+"""Builds the dashboards' JSON documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 SCHEMA_VERSION = 39
-"""Version of the format of dashboards: that of Grafana 10.4, which later versions migrate."""
+"""Dashboard format version: Grafana 10.4's, which later versions migrate."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 GRID_WIDTH, DEFAULT_WIDTH, PANEL_HEIGHT = 24, 12, 8
 VARIABLE_QUERIES = {
@@ -25,12 +25,11 @@ VARIABLE_QUERIES = {
 
 
 def build_dashboards() -> dict[str, dict[str, Any]]:
-    """Return the dashboards by their identifier, as JSON-ready documents of Grafana."""
+    """Return dashboard identifier -> JSON-ready Grafana document."""
     return {item["uid"]: _build_dashboard(item) for item in _load_dashboards()}
 
 
 def list_expressions(dashboard: Mapping[str, Any]) -> list[str]:
-    """Return the queries of a dashboard."""
     return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
 
 
@@ -84,7 +83,7 @@ def _build_variable(name: str) -> dict[str, Any]:
 
 
 def _build_panels(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the panels of a dashboard from left to right, in rows of the grid's width."""
+    """Yield a dashboard's panels from left to right, in rows as wide as the grid."""
     x = y = 0
     for number, item in enumerate(items, start=1):
         width = item.get("width", DEFAULT_WIDTH)
@@ -142,7 +141,7 @@ def _build_target(index: int, query: Sequence[str]) -> dict[str, Any]:
 
 
 def _build_overrides(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the unit and the axis of the queries whose unit is not that of the panel."""
+    """Yield unit and axis for queries with a different unit than the panel."""
     for index, (_, _, *unit) in enumerate(item["queries"]):
         if unit:
             yield {

@@ -1,4 +1,4 @@
-"""A thread that delivers queued work, so that no step waits for a slow or absent destination."""
+"""A thread that delivers queued work, so that steps never wait for a slow or absent destination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class DeliveryThread(threading.Thread, Generic[Work]):
-    """Base class of threads that deliver work in its order, with retries.
+    """Base class for threads that deliver work in order, with retries.
 
     The thread ends with the last work after `begin_close`.
     """
@@ -68,5 +68,5 @@ class DeliveryThread(threading.Thread, Generic[Work]):
         return self._seconds_left() > 0
 
     def _seconds_left(self) -> float:
-        """Return the seconds until the deadline; infinity while the run goes on."""
+        """Return the seconds until the deadline; infinity during the run."""
         return float("inf") if self._deadline is None else self._deadline - time.monotonic()

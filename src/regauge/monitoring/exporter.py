@@ -1,8 +1,8 @@
-"""Serves metrics over HTTP from a daemon thread, without a risk for the run beside it.
+"""Serves metrics over HTTP from a daemon thread, without risk to the run.
 
-A connection has a few seconds in total. A new connection replaces the oldest one when too many are
-open. The number of connections per second is bounded, and metrics are rendered once a second at
-most. So a slow or hostile client costs a bounded share of one core, and Prometheus is still served.
+A connection lasts a few seconds at most. A new connection replaces the oldest one when too many are
+open. Connections per second are bounded, and metrics are rendered at most once a second. So a slow
+or hostile client costs a bounded share of one core, and Prometheus is still served.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from regauge.monitoring.settings import Monitoring
 
 EXPORTERS = "exporters"
-"""Subfolder of an output folder with the address of each exporter, in a file `<host>-<pid>.json` in
-the format of Prometheus' file_sd."""
+"""Output subfolder with each exporter's address, in a file `<host>-<pid>.json` in Prometheus'
+file_sd format."""
 METRICS_PATH = "/metrics"
 CONNECTION_SECONDS = 5.0
-"""Time of a connection, from its start to the last byte of the answer."""
+"""Maximum connection time, from the start to the answer's last byte."""
 MAX_CONNECTIONS = 16
 ACCEPT_PAUSE_SECONDS = 0.05
 """Pause after each connection: 20 connections per second at most."""
@@ -45,14 +45,12 @@ CLOSE_SECONDS = 2.0
 """Maximum wait for the thread at the end; it may be blocked by a file system."""
 BACKLOG = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The text format of Prometheus."""
+"""Prometheus' text format."""
 
 
 class Exporter:
-    """An HTTP server of metrics in a daemon thread."""
-
     def __init__(self, listener: socket.socket, render: Callable[[], bytes]) -> None:
-        """Start the server; `render` returns the metrics and is called in its thread."""
+        """Start the server; `render` returns the metrics and is called in the server thread."""
         self._listener, self._render = listener, render
         listener.settimeout(0)
         self.port: int = listener.getsockname()[1]
@@ -75,7 +73,7 @@ class Exporter:
                 logger.warning("the metrics are not served any more: %s", error)
 
     async def _serve(self) -> None:
-        """Accept connections until the other end of the socket pair is closed."""
+        """Accept connections until the socket pair's other end is closed."""
         accepting = asyncio.create_task(self._accept())
         stopping = asyncio.create_task(asyncio.get_running_loop().sock_recv(self._wake_end, 1))
         done, pending = await asyncio.wait(
@@ -104,7 +102,6 @@ class Exporter:
             await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
 
     async def _answer(self, connection: socket.socket) -> None:
-        """Answer one request, and close the connection."""
         loop = asyncio.get_running_loop()
         with connection, suppress(OSError, TimeoutError):
             connection.settimeout(0)
@@ -116,7 +113,7 @@ class Exporter:
                     pass  # a client that still sends would lose the answer to a reset
 
     def _respond(self, request: bytes) -> bytes:
-        """Return the response to a request, of which only the first line matters."""
+        """Return the response to a request; only the request's first line matters."""
         words = request.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/"):  # noqa: PLR2004 (RFC 9112)
             return _format_response("400 Bad Request", b"this is not HTTP\n")
@@ -144,7 +141,7 @@ class Exporter:
 
 
 async def _read_request(connection: socket.socket) -> bytes:
-    """Return the header of a request; empty if it is too long or incomplete."""
+    """Return a request's header; empty if it is too long or incomplete."""
     loop = asyncio.get_running_loop()
     request = b""
     while b"\r\n\r\n" not in request:
@@ -196,11 +193,11 @@ def export_metrics(
     *,
     port_offset: int = 0,
 ) -> Iterator[Exporter | None]:
-    """Serve the samples for the duration of the block, if `monitoring.port` is set.
+    """Serve samples within the block, if `monitoring.port` is set.
 
-    The address is written to the subfolder EXPORTERS. The processes of one machine add their
-    offset to the port. Raises SettingsError if the address cannot be used or prometheus-client is
-    not installed.
+    The address is written to the subfolder EXPORTERS. Processes on one machine add their offset to
+    the port. Raises SettingsError if the address cannot be used or prometheus-client is not
+    installed.
     """
     if settings.port is None:
         yield None
@@ -229,7 +226,7 @@ def export_metrics(
 
 
 def _remove_stale_addresses(folder: Path) -> None:
-    """Remove the addresses that killed processes of this machine have left."""
+    """Remove addresses left by killed processes on this machine."""
     prefix = f"{os.uname().nodename}-"
     for path in folder.glob(f"{prefix}*.json"):
         pid = path.stem.removeprefix(prefix)
@@ -243,14 +240,14 @@ def _remove_stale_addresses(folder: Path) -> None:
 
 
 def _find_reachable_host(host: str) -> str:
-    """Return the host name in the address of an exporter, in brackets for IPv6."""
+    """Return the host name for an exporter's address, in brackets for IPv6."""
     if host in {"0.0.0.0", "::"}:  # noqa: S104 (compared, not bound)
         return os.uname().nodename
     return f"[{host}]" if ":" in host else host
 
 
 def find_targets(folder: Path) -> list[str]:
-    """Return the addresses, `host:port`, of the exporters of an output folder."""
+    """Return the exporter addresses, `host:port`, for an output folder."""
     targets: list[str] = []
     for path in sorted((folder / EXPORTERS).glob("*.json")):
         with suppress(DataError):

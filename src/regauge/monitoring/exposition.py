@@ -1,6 +1,6 @@
-"""Metrics in the text format of Prometheus, from samples of the vocabulary.
+"""Metrics in Prometheus' text format, from vocabulary samples.
 
-The number of series is bounded: a run with thousands of metrics must not fill a Prometheus.
+The series count is bounded: a run with thousands of metrics must not fill a Prometheus.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 
 MAX_SERIES = 1024
-"""Maximum series of one metric: 64 ranks of one machine in 10 phases, and a reserve."""
+"""Maximum series per metric: one machine's 64 ranks in 10 phases, and a reserve."""
 MAX_LABEL_CHARACTERS = 128
 
 
 class SampleCollector(Collector):
-    """Collects the samples that a function returns, as families of prometheus_client."""
+    """Collects the samples returned by a function, as prometheus_client families."""
 
     def __init__(self, read_samples: Callable[[], Iterable[Sample]]) -> None:
         self._read_samples = read_samples
 
     def describe(self) -> list[Family]:
-        """Return no families, so that a registration reads no samples."""
+        """Return an empty list, so that registering does not read samples."""
         return []
 
     def collect(self) -> list[Family]:
-        """Return the families in the order of the vocabulary.
+        """Return the families in vocabulary order.
 
-        Raises ValueError for a sample with another number of labels than its metric.
+        Raises ValueError for a sample whose label count differs from the metric's.
         """
         by_metric: dict[Metric, dict[tuple[str, ...], float]] = {}
         for sample in self._read_samples():

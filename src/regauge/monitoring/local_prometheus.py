@@ -1,8 +1,7 @@
 """A local Prometheus with Alertmanager, whose targets are the runs in a folder.
 
-A run that exports metrics writes its address to the folder `exporters` of its output folder. The
-targets of Prometheus are these addresses. The servers listen on the loopback interface, and end
-with this process.
+A run that exports metrics writes its address to `exporters` in its output folder. These addresses
+are the Prometheus targets. The servers listen on the loopback interface, and end with this process.
 """
 
 from __future__ import annotations
@@ -36,24 +35,21 @@ if TYPE_CHECKING:
     from regauge.monitoring.prometheus_settings import Prometheus
 
 MAX_DEPTH = 3
-"""Levels of folders below the root in which runs are searched, such as the stages of a pipeline."""
+"""How many folder levels below the root to search for runs, such as pipeline stages."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 PROMETHEUS_PROGRAMS = ("prometheus",)
 ALERTMANAGER_PROGRAMS = ("alertmanager", "prometheus-alertmanager")
-"""Names of the program: that of the project, and that of Debian's package."""
+"""Program names: the project's, and the Debian package's."""
 HOST = "127.0.0.1"
 START_SECONDS, REFRESH_SECONDS = 30.0, 2.0
 
 
 @dataclass(frozen=True)
 class MonitoringServers:
-    """The running servers."""
-
     folder: Path
-    """Their files."""
     prometheus_url: str
     alertmanager_url: str | None
-    """Address of Alertmanager; None if it is not installed."""
+    """Alertmanager address; None if it is not installed."""
     children: tuple[Child, ...]
 
     def check_alive(self) -> None:
@@ -64,7 +60,7 @@ class MonitoringServers:
 
 
 def find_programs() -> tuple[str, str | None]:
-    """Return the paths of Prometheus and of Alertmanager, or None for the latter.
+    """Return the paths to Prometheus and, if installed, Alertmanager.
 
     Raises PreflightError without Prometheus.
     """
@@ -115,7 +111,7 @@ def run_monitoring_servers(folder: Path, settings: Prometheus) -> Iterator[Monit
 
 
 def check_port(port: int, key: str) -> None:
-    """Raise SettingsError if another program uses a port of the loopback interface."""
+    """Raise SettingsError if another program uses a port on the loopback interface."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -182,9 +178,9 @@ def _is_ready(url: str) -> bool:
 
 
 def find_scrape_targets(root: Path) -> list[dict[str, Any]]:
-    """Return the targets of the runs below a folder, in the format of file_sd.
+    """Return the targets for runs below a folder, in file_sd format.
 
-    The label `node` is the host of a target, or the name of this machine for a loopback address.
+    A target's `node` label is its host, or this machine's name for a loopback address.
     """
     patterns = ("*/" * depth + EXPORTERS for depth in range(MAX_DEPTH + 1))
     folders = [path.parent for pattern in patterns for path in root.glob(pattern)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 INTERVAL_SECONDS = 2.0
 MAX_AGE_SECONDS = 15.0
-"""Age after which a value is not returned any more: a series that ends is noticed by an alert."""
+"""Age after which a value is no longer returned: an alert notices a series that ends."""
 CLOSE_SECONDS = 1.0
 
 
@@ -42,7 +42,7 @@ class PolledSource(Generic[T]):
         self._thread.join(CLOSE_SECONDS)
 
     def read(self) -> T | None:
-        """Return the last value; None if there is none, or only an old one."""
+        """Return the last value; None without one, or if it is too old."""
         value = self._value
         if value is None or time.monotonic() - value[0] > MAX_AGE_SECONDS:
             return None
@@ -56,4 +56,4 @@ class PolledSource(Generic[T]):
                 if self._stop.wait(self._interval):
                     return
         except Exception as error:  # noqa: BLE001 (a driver may raise anything)
-            logger.warning("the counters of the devices are not read any more: %s", error)
+            logger.warning("device counters are no longer read: %s", error)

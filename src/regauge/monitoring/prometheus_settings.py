@@ -1,6 +1,6 @@
 """The [prometheus] table: a local Prometheus, and the thresholds of alerts.
 
-This module imports no torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ class AlertThresholds(Settings):
     progress_seconds: int = Field(default=300, ge=1)
     """Seconds without a finished step."""
     checkpoint_seconds: int = Field(default=1800, ge=1)
-    """Maximum age of the newest checkpoint in seconds."""
+    """Maximum age in seconds for the newest checkpoint."""
     straggler_ratio: float = Field(default=0.1, gt=0)
     """Share of the step time by which one rank delays the others."""
     goodput_ratio: float = Field(default=0.5, ge=0, le=1)
     """Minimum productive share of a run's time."""
     budget_ratio: float = Field(default=0.9, gt=0, le=1)
-    """Budget share at which a run is near its limit."""
+    """Budget share at which a run counts as near its limit."""
     error_ratio: float = Field(default=0.01, gt=0, lt=1)
-    """Maximum share of failed server requests, or of failed `predict` records."""
+    """Maximum share of failed server requests, or failed `predict` records."""
     queue_seconds: float = Field(default=1.0, gt=0)
     """Maximum expected wait in a server queue."""
     drain_seconds: int = Field(default=60, ge=1)
-    """Seconds in which a server ends after it has stopped to accept requests."""
+    """Seconds within which a server ends after it stops accepting requests."""
     error_seconds: int = Field(default=600, ge=1)
-    """Seconds for which an error of a device fires after it occurred."""
+    """Seconds for which a device error keeps firing after it occurred."""
     missing_seconds: int = Field(default=300, ge=1)
     """Seconds after which a missing metric is reported."""
     zero_seconds: int = Field(default=1800, ge=1)
-    """Seconds after which a counter that is always 0 is reported."""
+    """Seconds after which a counter stuck at 0 is reported."""
 
 
 class Prometheus(Settings):
@@ -51,7 +51,7 @@ class Prometheus(Settings):
     retention_days: int = Field(default=15, ge=1)
     """Prometheus data retention in days."""
     targets: tuple[str, ...] = ()
-    """Other targets as `host:port`, such as exporters of devices and servers."""
+    """Other targets as `host:port`, such as device exporters and servers."""
     run_port: int = Field(default=9464, ge=1, le=65535)
     """Metrics port of runs and servers on Kubernetes, as set in their run files."""
     webhook: str | None = None
@@ -65,18 +65,18 @@ class Prometheus(Settings):
         for target in targets:
             host, _, port = target.rpartition(":")
             if not host or "/" in target or not port.isdecimal():
-                raise ValueError(f"{target!r} is no address; write it as localhost:9400")
+                raise ValueError(f"{target!r} is not an address; write it as localhost:9400")
         return targets
 
     @field_validator("webhook")
     @classmethod
     def _check_webhook(cls, webhook: str | None) -> str | None:
         if webhook is not None and not webhook.startswith(("http://", "https://")):
-            raise ValueError(f"{webhook!r} is no URL; write it as https://host/path")
+            raise ValueError(f"{webhook!r} is not a URL; write it as https://host/path")
         return webhook
 
 
 class MonitorSettings(Settings):
-    """The table that `monitor` reads."""
+    """The table read by `monitor`."""
 
     prometheus: Prometheus = Prometheus()

@@ -1,4 +1,4 @@
-"""Values of metrics, independent of their format."""
+"""Metric values, independent of their format."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """The value of one series."""
-
     metric: Metric
     value: float
     labels: tuple[str, ...] = ()
-    """The values of the labels, in the order of the metric's labels."""
+    """Label values, in the metric's label order."""

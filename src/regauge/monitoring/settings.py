@@ -1,4 +1,4 @@
-"""The [monitoring] table of a run file: the metrics of a run over HTTP. No torch here."""
+"""The [monitoring] table: a run's metrics over HTTP. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Monitoring(Settings):
     """TCP port of the metrics for Prometheus, or 0 for any free port; by default none are served.
     If another program uses the port, the run warns and takes a free one."""
     host: str = "127.0.0.1"
-    """IP address of the metrics. `0.0.0.0` serves them to every machine, without a password."""
+    """IP address for the metrics. `0.0.0.0` serves them to every machine, without a password."""
     notifications: Notifications = Notifications()
-    """The events that people receive by a webhook, a chat or e-mail."""
+    """Events that people receive by webhook, chat or e-mail."""
 
     @field_validator("host")
     @classmethod
@@ -27,6 +27,6 @@ class Monitoring(Settings):
         try:
             ipaddress.ip_address(host)
         except ValueError:
-            problem = f"{host!r} is no IP address; write 127.0.0.1, or 0.0.0.0 for every interface"
+            problem = f"{host!r} is not an IP address; set 127.0.0.1, or 0.0.0.0 for all interfaces"
             raise ValueError(problem) from None
         return host

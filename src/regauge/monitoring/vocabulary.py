@@ -1,8 +1,8 @@
-"""Every metric that Regauge exports: its name, type, labels and meaning.
+"""Every metric exported by Regauge: name, type, labels and meaning.
 
-The names follow the conventions of Prometheus: base units, `_total` for counters, `_ratio` for
-fractions, and times as timestamps, so that an age is `time() - timestamp`. Labels have few values:
-none contains a step, a text or a request. The label `run` is the name of the output folder.
+Names follow the Prometheus conventions: base units, `_total` for counters, `_ratio` for fractions,
+and times as timestamps, so that an age is `time() - timestamp`. Labels have few values: they never
+contain a step, a text or a request. The label `run` is the output folder name.
 
 Source of the conventions: https://prometheus.io/docs/practices/naming/
 """
@@ -22,10 +22,8 @@ DEVICE = ("device",)
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric family."""
-
     name: str
-    """The name of its samples; a histogram adds `_bucket`, `_sum` and `_count`."""
+    """Sample name; a histogram adds `_bucket`, `_sum` and `_count`."""
     type: MetricType
     help: str
     labels: tuple[str, ...] = ()
@@ -69,7 +67,7 @@ RANK_PROGRESSING = _gauge(
     "rank_progressing", RANK, "Whether a rank has reported within half of its hang limit (1)."
 )
 RANK_HEALTHY = _gauge(
-    "rank_healthy", RANK, "Whether a rank is no straggler and its loss is finite (1) or not (0)."
+    "rank_healthy", RANK, "Whether a rank is not a straggler and its loss is finite (1) or not (0)."
 )
 RANK_STEP = _gauge("rank_step", RANK, "Number of steps that a rank has done.")
 RANK_BEAT_TIMESTAMP = _gauge(
@@ -104,7 +102,7 @@ EVALUATION_SCORE = _gauge(
 PREDICT_RECORDS = _counter("predict_records", RUN, "Records in finished shards.")
 PREDICT_FAILED_RECORDS = _counter("predict_failed_records", RUN, "Records without an output.")
 PREDICT_STATES = ("finished", "running", "requeued")
-"""States of shards; a shard that has not started is in none of them."""
+"""Shard states; a shard that has not started is in none of them."""
 PREDICT_SHARDS = _gauge(
     "predict_shards", ("run", "state"), "Shards by state: finished, running or requeued."
 )
@@ -148,11 +146,11 @@ DEVICE_ERROR_CODE = _gauge(
 METRICS: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-"""All metrics, in the order of this file."""
+"""All metrics, in file order."""
 
 
 def build_table() -> str:
-    """Return the table of all metrics in Markdown, which docs/guides/monitoring.md shows."""
+    """Return the table of metrics in Markdown, shown in docs/guides/monitoring.md."""
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)

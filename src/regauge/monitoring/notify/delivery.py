@@ -1,4 +1,4 @@
-"""Delivers events to one sink, in a thread that no other part of a command waits for.
+"""Delivers events to one sink, in a thread that the rest of the command never waits for.
 
 Every delivery is a process that is killed at its time limit, so a sink that answers slowly,
 endlessly, or not at all costs only that time. `notifications.jsonl` has one line per event and
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 JOURNAL = "notifications.jsonl"
 COMMAND = (sys.executable, "-m", "regauge.monitoring.notify.send_request")
 MAX_QUEUED_EVENTS = 32
-"""Capacity of a queue, besides the event that is being delivered; the oldest event is dropped."""
+"""Queue capacity, besides the event being delivered; the oldest event is dropped."""
 KILL_SECONDS = 1.0
-"""Longest wait for the end of a killed process."""
+"""Longest wait for a killed process to end."""
 
 
 class SendError(Exception):
-    """A request that failed, with the problem as one line."""
+    """A failed request, with the problem as one line."""
 
     def __init__(self, problem: str, *, is_permanent: bool = False) -> None:
         super().__init__(problem)
@@ -60,7 +60,6 @@ class SinkQueue(DeliveryThread[Event]):
         self._process: subprocess.Popen[str] | None = None
 
     def put(self, event: Event) -> None:
-        """Queue an event without waiting."""
         dropped = None
         with self._changed:
             if len(self._queue) > MAX_QUEUED_EVENTS:
@@ -92,7 +91,7 @@ class SinkQueue(DeliveryThread[Event]):
             self._record(event, "failed", reason, 0 if index else attempts)
 
     def run(self) -> None:
-        """Deliver the events until the end of the command."""
+        """Deliver events until the command ends."""
         while self._wait_for_work():
             event = self._queue[0]
             self._retry(partial(self._attempt, event))

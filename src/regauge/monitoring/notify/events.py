@@ -1,7 +1,7 @@
-"""An event of a run, as it is sent to people: one JSON document, one line, one subject.
+"""A run event as sent to people: one JSON document, one line, one subject.
 
-All texts are made of single-line fields without control characters. So a message of a failed
-program cannot add a header to an e-mail, or a mention to a chat.
+All texts consist of single-line fields without control characters. So a failed program's message
+cannot add a header to an e-mail, or a mention to a chat.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EventName = Literal[
     "gate_refused",
 ]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
-"""The names of all events.
+"""All event names.
 
-`failed`: an attempt, or the command, ended by a failure. `stuck`: a run hangs or does no step.
-`recovered`: a run does steps again. `over_budget`: a limit of time, tokens or dollars was reached.
-`preempted`: a stop signal arrived. `deadline_at_risk`, `gate_refused`: events of a pipeline.
+`failed`: an attempt, or the command, failed. `stuck`: a run hangs or does not make steps.
+`recovered`: a run makes steps again. `over_budget`: a time, token or dollar limit was reached.
+`preempted`: a stop signal arrived. `deadline_at_risk`, `gate_refused`: pipeline events.
 """
 TITLES: dict[EventName, str] = {
     "failed": "failed",
@@ -42,26 +42,22 @@ TITLES: dict[EventName, str] = {
     "gate_refused": "refused the new model",
 }
 MAX_TEXT_LENGTH = 1000
-"""Characters of a problem or of a next action; a longer text is cut."""
+"""Maximum characters in a problem or next action; longer texts are cut."""
 CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+@")
 """User and password in an address."""
 
 
 @dataclass(frozen=True)
 class EventSource:
-    """The command that sends events."""
-
     verb: str
     run: str
-    """Name of the output folder."""
     folder: str
-    """Path of the output folder."""
     host: str = field(default_factory=socket.gethostname)
 
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a run; unknown fields are None or empty."""
+    """One run event; unknown fields are None or empty."""
 
     name: EventName
     source: EventSource
@@ -70,22 +66,19 @@ class Event:
     problem: str = ""
     """One line."""
     next_action: str = ""
-    """The next action of a person, or of Regauge."""
+    """What a person, or Regauge, does next."""
     failure_kind: str = ""
-    """Kind of the failure, such as `hang`."""
+    """Failure kind, such as `hang`."""
     step: int | None = None
-    """Number of steps that are done."""
     attempt: int | None = None
     usd: float | None = None
-    """Dollars so far."""
     is_final: bool = False
     """Whether the command ends with this event."""
     repeats: dict[str, int] = field(default_factory=dict)
-    """Number of earlier events by name that were not sent, because they repeat others."""
+    """Event name -> earlier events left out as repeats."""
 
     @property
     def utc_time(self) -> dt.datetime:
-        """The time of the event in UTC."""
         return dt.datetime.fromtimestamp(self.time, dt.UTC)
 
     @property
@@ -118,7 +111,7 @@ class Event:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The known fields as texts, by their labels for people."""
+        """Label for people -> known field as text."""
         kind = f" ({self.failure_kind})" if self.failure_kind else ""
         problem = clean_text(self.problem)
         facts = {

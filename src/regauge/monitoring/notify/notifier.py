@@ -1,4 +1,4 @@
-"""Sends the events of one command to every sink of its settings."""
+"""Sends one command's events to every configured sink."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class RateLimit:
-    """Admits at most one event of a name and kind of failure within `repeat_seconds`.
+    """Admits at most one event per name and failure kind within `repeat_seconds`.
 
-    The last event that was not admitted is sent when the time is over, because it describes the
-    state of the run. The number of the others is sent with the next event. `now` is in seconds of
-    a clock that never jumps.
+    The last event held back is sent when the time is over, because it describes the run's state.
+    The number of the others is sent with the next event. `now` is in seconds on a clock that never
+    jumps.
     """
 
     def __init__(self, repeat_seconds: float) -> None:
@@ -67,8 +67,8 @@ class RateLimit:
 class Notifier:
     """Sends events; without a sink it does nothing. `clock` must never jump.
 
-    The journal of the deliveries is written to a folder, by default that of the source.
-    Raises SettingsError if a secret of a sink cannot be read.
+    The delivery journal is written to a folder, by default the source's. Raises SettingsError if a
+    sink's secret cannot be read.
     """
 
     def __init__(
@@ -86,11 +86,10 @@ class Notifier:
         self.read_usd: Callable[[], float | None] = lambda: None
         """Returns the dollars so far, for an error that ends the command."""
         self.has_ended = False
-        """Whether the last event of the command was sent."""
+        """Whether the command's last event was sent."""
 
     @property
     def is_active(self) -> bool:
-        """Whether there is a sink."""
         return bool(self._queues)
 
     def send(self, name: EventName, **fields: Any) -> None:
@@ -124,10 +123,10 @@ class Notifier:
 def open_notifier(
     settings: Notifications, source: EventSource, journal_folder: Path | None = None
 ) -> Iterator[Notifier]:
-    """Yield a notifier, and wait for its unsent events at the end of the block.
+    """Yield a notifier, and wait for unsent events at the end of the block.
 
     An error that ends the block is sent, unless a last event was sent before. Raises SettingsError
-    if a secret of a sink cannot be read.
+    if a sink's secret cannot be read.
     """
     notifier = Notifier(settings, source, journal_folder)
     try:
@@ -144,13 +143,13 @@ def open_notifier(
 
 
 def split_remedy(line: str) -> tuple[str, str]:
-    """Return the problem and the remedy of a message; the remedy may be empty."""
+    """Split a message into problem and remedy; the remedy may be empty."""
     problem, separator, remedy = line.rpartition("; ")
     return (problem, remedy) if separator else (line, "")
 
 
 def name_exit(code: int) -> EventName:
-    """Return the event of a command that ends with an exit code."""
+    """Return the event for a command's exit code."""
     if code == LimitReachedError.exit_code:
         return "over_budget"
     return "preempted" if code in EXIT_CODES else "failed"

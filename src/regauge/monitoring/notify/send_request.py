@@ -1,9 +1,8 @@
 """The process that sends one request: `python -m regauge.monitoring.notify.send_request`.
 
 It reads the request from standard input. After a failure it prints the problem and ends with code
-1, or with code 2 if a retry is useless. Its parent kills it at its time limit. It follows no
-redirect and reads no body of an answer. A hostile server gets little processor time, and cannot
-fill the memory.
+1, or with code 2 if a retry is useless. Its parent kills it at the time limit. It does not follow
+redirects or read answer bodies. A hostile server gets little CPU time, and cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ MAX_MEMORY_BYTES = 2**30
 NICENESS = 10
 MAX_PROBLEM_LENGTH = 1000
 RETRIED_STATUSES = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-"""Statuses of a client error after which a retry may succeed."""
+"""Client error statuses after which a retry may succeed."""
 MIN_PERMANENT_REPLY = 500
-"""First reply code of SMTP that is permanent."""
+"""First permanent SMTP reply code."""
 
 
 class _PermanentError(Exception):
-    """A refusal that a retry does not change."""
+    """A refusal that a retry cannot change."""
 
 
 class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
@@ -50,7 +49,7 @@ class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _post(request: Mapping[str, Any]) -> None:
-    """Send an HTTP request; the proxy variables of the environment apply."""
+    """Send an HTTP request; the environment's proxy variables apply."""
     context = ssl.create_default_context(cafile=request["ca_file"])
     opener = urllib.request.build_opener(
         _RefuseRedirects(), urllib.request.HTTPSHandler(context=context)
@@ -81,7 +80,6 @@ def _send_mail(request: Mapping[str, Any]) -> None:
 
 
 def _describe_failure(error: Exception) -> tuple[str, bool]:
-    """Return the problem, and whether it is permanent."""
     if isinstance(error, _PermanentError):
         return str(error), True
     if isinstance(error, urllib.error.HTTPError):
@@ -102,7 +100,7 @@ def _describe_failure(error: Exception) -> tuple[str, bool]:
 
 
 def main() -> None:
-    """Send the request of standard input."""
+    """Send the request read from standard input."""
     die_with_parent()
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))

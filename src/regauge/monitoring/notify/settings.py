@@ -1,4 +1,4 @@
-"""The table `monitoring.notifications` of a run file; this module imports no torch."""
+"""The `monitoring.notifications` table; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Webhook(SecretUrl):
 
 
 class Slack(SecretUrl):
-    """An incoming webhook of Slack, or of a compatible chat such as Mattermost."""
+    """An incoming webhook for Slack, or a compatible chat such as Mattermost."""
 
 
 class Email(Settings):
@@ -74,9 +74,9 @@ class Email(Settings):
     host: str = Field(min_length=1)
     """SMTP server host."""
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the server; by default 587 for starttls, 465 for tls and 25 for none."""
+    """Server port; by default 587 for starttls, 465 for tls and 25 for none."""
     security: Literal["starttls", "tls", "none"] = "starttls"
-    """Encryption of the connection; `none` sends no password."""
+    """Connection encryption; `none` does not send a password."""
     sender: Address
     """Sender address."""
     to: tuple[Address, ...] = Field(min_length=1, strict=False)
@@ -102,12 +102,11 @@ class Email(Settings):
 
     @property
     def resolved_port(self) -> int:
-        """The port of the server."""
         return self.port or DEFAULT_PORTS[self.security]
 
 
 class Notifications(Settings):
-    """The events of a run that people receive, and where; without a sink nothing is sent."""
+    """Run events that people receive, and where; without a sink nothing is sent."""
 
     webhook: Webhook | None = None
     """Any HTTP server that accepts JSON."""
@@ -126,7 +125,7 @@ class Notifications(Settings):
     max_attempts: int = Field(default=4, ge=1, le=20)
     """Delivery attempts per event; the pauses between them double."""
     exit_seconds: float = Field(default=5.0, ge=0, le=600)
-    """Longest time by which unsent events delay the end of a command."""
+    """Seconds to wait for pending notifications on exit."""
 
     @property
     def has_sink(self) -> bool:
@@ -146,7 +145,6 @@ def check_url(url: str) -> None:
 
 
 def _count_keys(table: Settings, *names: str) -> int:
-    """Return the number of keys that are set."""
     return sum(getattr(table, name) is not None for name in names)
 
 

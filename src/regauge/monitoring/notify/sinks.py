@@ -33,31 +33,29 @@ ICONS = {
     "failed": ":x:",
     "stuck": ":hourglass:",
 }
-"""Emoji of a message in a chat; other events have `:warning:`."""
+"""Chat message emoji; other events have `:warning:`."""
 TABLE = "monitoring.notifications"
 EMAIL_KEYS = ("host", "security", "username", "ca_file", "sender", "to")
-"""Settings that the sending process needs as they are."""
+"""Settings passed unchanged to the sending process."""
 
 
 @dataclass(frozen=True)
 class Sink:
-    """A destination of events."""
-
     name: str
-    """Name and host in warnings, without the path of an address."""
+    """Name and host for warnings, without the URL path."""
     build_request: Callable[[Event], dict[str, Any]]
     """Returns the request for `send_request`."""
     secrets: tuple[str, ...] = ()
 
     def redact(self, text: str) -> str:
-        """Return an answer or error of the sink as one short line without secrets."""
+        """Return the sink's answer or error as one short line without secrets."""
         for secret in sorted(filter(None, self.secrets), key=len, reverse=True):
             text = text.replace(secret, "***")
         return clean_text(text)[:MAX_PROBLEM_LENGTH]
 
 
 def build_sinks(settings: Notifications) -> list[Sink]:
-    """Return the sinks of the settings; raises SettingsError if a secret cannot be read."""
+    """Return the configured sinks; raises SettingsError if a secret cannot be read."""
     sinks = []
     if settings.webhook is not None:
         sinks.append(_build_webhook(settings.webhook))
@@ -114,7 +112,7 @@ def _build_email(settings: Email) -> Sink:
 
 
 def build_slack_message(event: Event) -> dict[str, Any]:
-    """Return the message of an incoming webhook of Slack: a text, and the same as blocks."""
+    """Return a Slack incoming webhook message: a text, and the same as blocks."""
     icon = ICONS.get(event.name, ":warning:")
     lines = [f"*{label}:* {_escape_markup(text)}" for label, text in event.facts.items()]
     headline = f"{icon} *{_escape_markup(event.subject)}*"
@@ -128,7 +126,7 @@ def build_slack_message(event: Event) -> dict[str, Any]:
 
 
 def build_mail(event: Event, settings: Email) -> EmailMessage:
-    """Return the e-mail of an event: its facts as text, and its JSON document as attachment."""
+    """Return an event's e-mail: facts as text, and the JSON document as attachment."""
     message = EmailMessage()
     message["Subject"] = f"[regauge] {event.subject}"
     message["From"] = settings.sender
@@ -144,7 +142,6 @@ def build_mail(event: Event, settings: Email) -> EmailMessage:
 
 
 def _escape_markup(text: str) -> str:
-    """Return a text without links and mentions of Slack."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -160,7 +157,7 @@ def _read_url(settings: Webhook | Slack, name: str) -> str:
 
 
 def _read_secret(variable: str | None, file: str | None, key: str) -> str:
-    """Return the content of a variable or of a file, without white space around it."""
+    """Return a variable's or file's content, stripped."""
     if variable is not None:
         secret = os.environ.get(variable, "").strip()
         if not secret:

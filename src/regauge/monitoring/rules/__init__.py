@@ -1,5 +1,5 @@
-"""Recording rules and alert rules for Prometheus.
+"""Prometheus recording and alert rules.
 
-`devices.yaml` maps the metrics of vendors' exporters to one vocabulary. `alerts.yaml` has the
-alerts. Their thresholds are the keys of `AlertThresholds`.
+`devices.yaml` maps metrics from vendors' exporters to one vocabulary. `alerts.yaml` has the alerts,
+with `AlertThresholds` keys as thresholds.
 """

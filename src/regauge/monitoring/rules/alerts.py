@@ -1,4 +1,4 @@
-"""Alert rules with the thresholds of a run file."""
+"""Alert rules with a run file's thresholds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _THRESHOLD = re.compile(r"<([a-z_]+)>")
 
 
 def build_alert_rules(thresholds: AlertThresholds) -> dict[str, Any]:
-    """Return the rule file of the alerts, as a JSON-ready document."""
+    """Return the alert rule file, as a JSON-ready document."""
     values = thresholds.model_dump()
     return {
         "groups": [

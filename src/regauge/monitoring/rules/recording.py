@@ -1,8 +1,8 @@
-"""Recording rules: one vocabulary for the device metrics of every vendor.
+"""Recording rules: one vocabulary for every vendor's device metrics.
 
 A recorded series has the labels `vendor`, `node`, `device` and `slice`. Exporters name the node and
-the device differently, and add labels such as `pod` only at times. The rules therefore build these
-labels from a list of candidates and drop all others.
+the device differently, and only sometimes add labels such as `pod`. The rules therefore build these
+labels from a candidate list and drop all others.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ FOLDER = Path(__file__).parent
 GROUP = "regauge-vocabulary"
 LABELS = "vendor, node, device, slice"
 OWN_VENDOR = "regauge"
-"""Vendor of the device metrics that a run exports, which vendors' exporters replace."""
+"""Vendor for device metrics exported by a run, which vendors' exporters replace."""
 COUNT_RULE = {
     "record": "regauge:device_metrics:count",
     "expr": (
         f'count by ({LABELS}) ({{__name__=~"regauge:device_.+:(ratio|bytes|hertz|celsius|watts)"}})'
     ),
 }
-"""Number of metrics of a device, without the error codes: exporters omit those until an error."""
+"""Metric count per device, without error codes: exporters omit those until an error."""
 
 
 def build_recording_rules() -> dict[str, Any]:
-    """Return the rule file of the vocabulary, as a JSON-ready document."""
+    """Return the vocabulary's rule file, as a JSON-ready document."""
     document = load_vocabulary()
     rules = [
         rule for metric in document["metrics"] for rule in _build_rules(metric, document["labels"])
@@ -39,12 +39,10 @@ def build_recording_rules() -> dict[str, Any]:
 
 @cache
 def load_vocabulary() -> Mapping[str, Any]:
-    """Return the content of `devices.yaml`."""
     return load_yaml(FOLDER / "devices.yaml")
 
 
 def load_yaml(path: Path) -> Mapping[str, Any]:
-    """Return a YAML document of this package."""
     import yaml
 
     document: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -54,7 +52,7 @@ def load_yaml(path: Path) -> Mapping[str, Any]:
 def _build_rules(
     metric: Mapping[str, Any], labels: Mapping[str, list[str]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rules of a metric, one for each vendor; that of Regauge itself is the last one."""
+    """Yield a metric's rules, one per vendor; Regauge's own comes last."""
     for vendor, source in metric["sources"].items():
         expression = _rename_labels(source, labels)
         if vendor == OWN_VENDOR and len(metric["sources"]) > 1:
@@ -64,9 +62,9 @@ def _build_rules(
 
 
 def _rename_labels(source: str, labels: Mapping[str, list[str]]) -> str:
-    """Return an expression whose series have the labels `node`, `device` and `slice` alone.
+    """Return an expression whose series only have the labels `node`, `device` and `slice`.
 
-    The first candidate that is not empty becomes the label. The port of an address is dropped.
+    The first nonempty candidate becomes the label. An address loses its port.
     """
     expression = source
     for name, candidates in labels.items():

@@ -1,10 +1,9 @@
-"""Trackers: destinations of a run's metrics, one file for each kind.
+"""Trackers: destinations for a run's metrics, one file per kind.
 
-`start_trackers` is the entry point; only rank 0 calls it. The settings of a tracker are frozen;
-its open files and connections are private attributes. Training metrics are named `train/loss`,
-evaluation metrics have the name of their split, such as `heldout/recall@10`. In a multi-task run
-the name of the task is added: `train.words/loss`, `heldout.words/loss`. This package imports no
-other package of Regauge.
+`start_trackers` is the entry point; only rank 0 calls it. A tracker's settings are frozen; open
+files and connections are private attributes. Training metrics are named `train/loss`, evaluation
+metrics by split, such as `heldout/recall@10`. A multi-task run adds the task name:
+`train.words/loss`, `heldout.words/loss`. This package does not import other Regauge packages.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
 
 TRAIN_LOSS = "train/loss"
 AVERAGED_STEPS = "train/averaged_steps"
-"""Number of steps that the training loss of a line is the mean of."""
+"""How many steps a line's training loss is averaged over."""
 
 
 def is_train_metric(name: str) -> bool:
-    """Return whether a metric belongs to training, not to an evaluation."""
+    """Return whether a metric belongs to training rather than an evaluation."""
     return name.startswith(("train/", "train."))
 
 
 def is_evaluation_metric(name: str) -> bool:
-    """Return whether a key of a metrics line is a metric of an evaluation."""
+    """Return whether a key in a metrics line is an evaluation metric."""
     return "/" in name and not is_train_metric(name)
 
 
@@ -42,18 +41,16 @@ def ignore_wait() -> None:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run that a tracker records."""
-
     name: str
     run_id: str
-    """Identical for all attempts of a run."""
+    """The same for all attempts in a run."""
     folder: Path
     attempt: int = 1
     """Counts from 1."""
     total_steps: int | None = None
-    """None if the length of the run is not known before it ends."""
+    """None if the run length is not known before the end."""
     resumed_step: int = 0
-    """Step of the checkpoint from which this attempt resumes; 0 for a new run."""
+    """Checkpoint step from which this attempt resumes; 0 for a new run."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The resolved settings, JSON-ready."""
     on_wait: Callable[[], None] = ignore_wait
@@ -61,40 +58,36 @@ class RunInfo:
 
 
 class Tracker(Choice):
-    """A destination of metrics.
+    """A metrics destination.
 
-    The order of the calls is `start`, `log`…, `finish`, `close`. After a failure `close` is called
+    Calls come in the order `start`, `log`…, `finish`, `close`. After a failure `close` is called
     without `finish`; the next attempt starts in the same folder with a higher `attempt`.
     """
 
     def start(self, run: RunInfo) -> None:
-        """Open the destination; a later attempt continues the records of the earlier ones."""
+        """Open the destination; a later attempt continues the earlier records."""
         raise NotImplementedError
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of one step, from training or from an evaluation."""
+        """Record one step's metrics, from training or evaluation."""
         raise NotImplementedError
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Record the result of a run that reached its end."""
+        """Record the result when a run reaches its end."""
 
     def close(self) -> None:
         """Release files and threads; does nothing if none are open."""
 
 
 class TrackerGroup:
-    """Passes each call to several trackers."""
-
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = tuple(trackers)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of one step in every tracker."""
         for tracker in self._trackers:
             tracker.log(step, values)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Record the result in every tracker."""
         for tracker in self._trackers:
             tracker.finish(summary)
 

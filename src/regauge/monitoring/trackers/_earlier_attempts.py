@@ -1,7 +1,7 @@
-"""Each step once after a resume: which lines of earlier attempts a destination lacks.
+"""Each step once after a resume: which lines from earlier attempts a destination lacks.
 
 A resumed attempt repeats the steps since its checkpoint, and a killed attempt may have lost lines
-that were still queued. `metrics.jsonl` has all of them, because it is written by each call.
+that were still queued. `metrics.jsonl` has all of them, because every call writes it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ _OTHER_KEYS = {"attempt", "step", "seconds"}
 
 
 def has_train_metrics(line: MetricsLine) -> bool:
-    """Return whether a line has metrics of training, not only of an evaluation."""
+    """Return whether a line has training metrics, not only evaluation metrics."""
     return any(map(is_train_metric, line.values))
 
 
 def read_earlier_lines(run: RunInfo) -> list[MetricsLine]:
-    """Return the lines of earlier attempts up to the step of the checkpoint, in their order.
+    """Return lines from earlier attempts up to the checkpoint step, in order.
 
-    The last attempt of a repeated step is valid, as in reports. Without the tracker `jsonl` there
-    are none.
+    For a repeated step the last attempt is valid, as in reports. Empty without the tracker `jsonl`.
     """
     documents = [
         document
@@ -57,9 +56,9 @@ def read_earlier_lines(run: RunInfo) -> list[MetricsLine]:
 def deliver_once(
     deliver: Deliver, recorded: Recorded, format_name: Callable[[str], str], run: RunInfo
 ) -> Deliver:
-    """Deliver the lines of earlier attempts that are not recorded; return a filtering function.
+    """Deliver unrecorded lines from earlier attempts; return a filtering function.
 
-    It delivers lines without the values that are recorded.
+    It delivers lines without the recorded values.
     """
 
     def deliver_new(lines: list[MetricsLine]) -> None:

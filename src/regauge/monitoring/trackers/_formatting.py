@@ -1,4 +1,4 @@
-"""Formats metrics, numbers and the remaining time for the lines of the console."""
+"""Formats metrics, numbers and the remaining time for console lines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 WINDOW_LINES = 20
-"""Number of lines over which speed is measured; they span evaluations and checkpoints."""
+"""Lines over which speed is measured; they span evaluations and checkpoints."""
 
 
 class Eta:
-    """Progress and estimated remaining time of a run; the caller provides the time."""
+    """A run's progress and estimated remaining time; the caller provides the time."""
 
     def __init__(self, total_steps: int | None, step: int) -> None:
         self.total_steps = total_steps
@@ -24,7 +24,7 @@ class Eta:
         self._samples: deque[tuple[int, float]] = deque(maxlen=WINDOW_LINES)
 
     def record_step(self, step: int, now: float) -> None:
-        """Record that a step ended at a time, in seconds of any clock."""
+        """Record when a step ended, in seconds on any clock."""
         self.step = step
         if not self._samples or self._samples[-1][0] < step:
             self._samples.append((step, now))
@@ -87,7 +87,6 @@ def format_dollars(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration as `h:mm:ss`."""
     minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole_seconds:02}"
@@ -100,4 +99,4 @@ _TRAIN_FORMATS: dict[str, Callable[[float], str]] = {
     "mfu": lambda value: f"mfu {value:.1%}",
     "usd": format_dollars,
 }
-"""Training metrics that the console shows; other trackers record all of them."""
+"""Training metrics shown on the console; other trackers record all metrics."""

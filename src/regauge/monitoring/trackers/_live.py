@@ -1,4 +1,4 @@
-"""The live display of the console tracker: a progress bar and a line of metrics."""
+"""The console tracker's live display: a progress bar and a metrics line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REFRESH_PER_SECOND = 4
-"""Low enough to have no cost for the training process."""
+"""Low enough to cost the training process nothing."""
 
 
 class _TwoLineProgress(Progress):
-    """A progress bar with a second line below its columns."""
+    """A progress bar with a second line below the columns."""
 
     figures: str = ""
 
@@ -31,9 +31,9 @@ class _TwoLineProgress(Progress):
 
 
 class LiveDisplay:
-    """A progress bar on the terminal, from its construction until `stop`.
+    """A progress bar on the terminal, from construction until `stop`.
 
-    An exit handler restores the cursor of the terminal if `stop` is not called.
+    An exit handler restores the terminal cursor if `stop` is not called.
     """
 
     def __init__(self, name: str, total_steps: int | None, step: int) -> None:
@@ -58,7 +58,7 @@ class LiveDisplay:
         self._progress.start()
 
     def show(self, step: int, progress: str, figures: str) -> None:
-        """Move the bar to a step and show its metrics."""
+        """Move the bar to a step and show the metrics."""
         self._progress.figures = figures
         self._progress.update(self._bar, completed=step, progress=progress)
 

@@ -12,22 +12,21 @@ from regauge.system.errors import first_line
 from regauge.system.log import logger
 
 MAX_QUEUED_LINES = 10_000
-"""Capacity of the queue; lines beyond it are lost."""
+"""Queue capacity; lines beyond it are lost."""
 MAX_LINES_PER_DELIVERY = 100
 WAIT_SECONDS = 0.5
-"""Interval of the calls of `on_wait`."""
 
 
 @dataclass(frozen=True)
 class MetricsLine:
-    """Metrics and tags of a run at one time."""
+    """A run's metrics and tags at one time."""
 
     step: int
     values: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Texts that belong to the run, not to a step."""
+    """Texts about the run, not about a step."""
     final_status: str = ""
-    """Status of a run that has ended, in the destination's terms; empty while it runs."""
+    """Final run status, in the destination's terms; empty while the run continues."""
     timestamp: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
@@ -83,7 +82,6 @@ class Sender(DeliveryThread[MetricsLine]):
         return num_lost
 
     def run(self) -> None:
-        """Connect, and deliver the lines."""
         deliver = self._retry(self._connect)
         while deliver is not None and self._wait_for_work():
             with self._changed:
@@ -101,6 +99,6 @@ class Sender(DeliveryThread[MetricsLine]):
 
 
 def _deliver(deliver: Deliver, lines: list[MetricsLine]) -> int:
-    """Deliver lines; return the number of their values."""
+    """Deliver lines; return how many values they contain."""
     deliver(lines)
     return sum(map(len, lines))

@@ -1,4 +1,4 @@
-"""Base class of the trackers that send metrics to a service, in a background thread."""
+"""Base class for trackers that send metrics to a service, in a background thread."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FINISHED, FAILED = "FINISHED", "FAILED"
-"""Final statuses of a run."""
+"""Final run statuses."""
 
 
 class ServiceTracker(Tracker):
-    """A tracker whose metrics are queued, so that a run never waits for its service."""
+    """A tracker that queues metrics, so that a run never waits for the service."""
 
     wait_seconds: float = Field(default=10.0, ge=0)
     """Maximum wait at the end of the run for values not yet delivered."""
@@ -47,22 +47,22 @@ class ServiceTracker(Tracker):
         return ()
 
     def name_destination(self, run: RunInfo) -> str:
-        """Return the name of the service in warnings."""
+        """Return the service name for warnings."""
         raise NotImplementedError
 
     def list_variables(self, run: RunInfo) -> Mapping[str, str]:
-        """Return environment variables of the client while a run is tracked.
+        """Return the client's environment variables while a run is tracked.
 
-        Variables that are already set are not changed.
+        Variables already set are not changed.
         """
         del run
         return {}
 
     def connect(self, run: RunInfo) -> Deliver:
-        """Find or create the run in the service; return the function that sends lines to it.
+        """Find or create the run in the service; return a function that sends lines to it.
 
-        A later attempt first sends the lines of earlier ones that the service lacks. The returned
-        function sends no value of a step again.
+        A later attempt first sends the earlier lines that the service lacks. The returned function
+        never sends a step's value again.
         """
         raise NotImplementedError
 
@@ -82,7 +82,6 @@ class ServiceTracker(Tracker):
         self._step, self._is_finished, self._run = run.resumed_step, False, run
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Queue the metrics of one step."""
         self._step = step
         if self._sender:
             self._sender.put(MetricsLine(step, dict(values)))

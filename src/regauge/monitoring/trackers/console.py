@@ -63,7 +63,7 @@ class Console(Tracker):
             log.print_line(f"step {progress}  {self._figures}{eta}")
 
     def finish(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002  (the verb shows it)
-        """Remove the bar and print the duration of this attempt; the verb shows the result."""
+        """Remove the bar and print this attempt's duration; the verb shows the result."""
         if self._eta is None:
             return
         duration = format_duration(time.monotonic() - self._start_seconds)
@@ -72,7 +72,6 @@ class Console(Tracker):
         log.print_line(line.rstrip())
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._display:
             self._display.stop()
         self._display = None

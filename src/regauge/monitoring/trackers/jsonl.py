@@ -1,8 +1,8 @@
-"""Writes metrics as JSON lines in the run's folder, for `report` and other programs.
+"""Writes metrics as JSON lines in the run folder, for `report` and other programs.
 
 `metrics.jsonl` is append-only. Each line is `{"attempt", "step", "seconds", …values}`; `seconds`
-counts from the start of the attempt. A finished run adds a line with its `summary` instead of
-values. If several attempts contain a step, the last attempt is valid. JSON has no NaN: such a value
+counts from the start of the attempt. A finished run adds a line with a `summary` instead of values.
+If several attempts contain a step, the last attempt is valid. JSON does not have NaN: such a value
 is the text "NaN", "Infinity" or "-Infinity".
 """
 
@@ -31,7 +31,6 @@ class Jsonl(Tracker):
     _file: _MetricsFile | None = PrivateAttr(default=None)
 
     def start(self, run: RunInfo) -> None:
-        """Open the file for appending."""
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
         file = jsonl.open_for_append(run.folder / METRICS)
@@ -43,7 +42,6 @@ class Jsonl(Tracker):
             self._file.write(step, values)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Write the line with the result of the run."""
         if self._file:
             self._file.write(self._file.step, {"summary": dict(summary)})
 
@@ -77,7 +75,7 @@ class _MetricsFile:
 
 
 def _replace_non_finite(value: Any) -> Any:
-    """Return the value with each NaN or infinity replaced by its name."""
+    """Replace each NaN or infinity by its name."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):

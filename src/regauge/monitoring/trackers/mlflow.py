@@ -1,8 +1,8 @@
-"""Sends metrics to MLflow: to a tracking server, or to a database in the run's folder.
+"""Sends metrics to MLflow: to a tracking server, or to a database in the run folder.
 
-All attempts of a run share one MLflow run, which is found by its tag `regauge.run_id`. MLflow can
-replace no value, so a resumed attempt sends only the values that MLflow lacks. MLflow allows no `@`
-in names, so `recall@10` becomes `recall_at_10`. MLflow parameters cannot change: a setting that
+All attempts in a run share one MLflow run, found by its tag `regauge.run_id`. MLflow cannot replace
+values, so a resumed attempt sends only the values that MLflow lacks. MLflow does not allow `@` in
+names, so `recall@10` becomes `recall_at_10`. MLflow parameters cannot change: a setting that
 differs in a later attempt is a tag, such as `attempt-2/execution.processes`.
 """
 
@@ -39,8 +39,8 @@ VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
-"""Environment variables of MLflow while a run is tracked: no telemetry, few log lines, and no
-retries, because the sender retries. Variables that are already set are not changed."""
+"""MLflow environment variables while a run is tracked: without telemetry, with few log lines, and
+without retries, because the sender retries. Variables already set are not changed."""
 PERMANENT_ERROR_CODES = {
     "BAD_REQUEST",
     "INVALID_PARAMETER_VALUE",
@@ -49,10 +49,9 @@ PERMANENT_ERROR_CODES = {
     "RESOURCE_DOES_NOT_EXIST",
     "UNAUTHENTICATED",
 }
-"""Error codes of MLflow that no retry can fix."""
 MAX_ENTITIES_PER_REQUEST = {"metrics": 1000, "params": 100, "tags": 100}
 MAX_NAME_LENGTH, MAX_PARAMETER_LENGTH, MAX_TAG_LENGTH = 250, 6000, 5000
-"""Limits of MLflow for one request and for the lengths of texts."""
+"""MLflow limits for one request and for text lengths."""
 
 
 class Mlflow(ServiceTracker):
@@ -102,7 +101,7 @@ class Mlflow(ServiceTracker):
 
 
 def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
-    """Find or create the MLflow run of a run; return the function that sends lines to it."""
+    """Find or create a run's MLflow run; return a function that sends lines to it."""
     from mlflow import MlflowClient
 
     if uri.startswith(DATABASE):
@@ -134,7 +133,7 @@ def _create_database(path: Path) -> None:
     """Create a database with all tables, unless the file exists.
 
     MLflow creates the tables in many steps, and cannot resume them. So the file gets its name when
-    it is complete: a run that is killed meanwhile leaves none.
+    it is complete: a run killed in between leaves nothing behind.
     """
     from mlflow import MlflowClient
 
@@ -149,7 +148,7 @@ def _create_database(path: Path) -> None:
 
 
 def _list_recorded(client: Any, mlflow_run: Any) -> Collection[tuple[str, int]]:
-    """Return the names and steps of all values that MLflow has from earlier attempts."""
+    """Return names and steps for all values that MLflow has from earlier attempts."""
     run_id, names = mlflow_run.info.run_id, mlflow_run.data.metrics
     return {
         (name, metric.step) for name in names for metric in client.get_metric_history(run_id, name)
@@ -157,7 +156,7 @@ def _list_recorded(client: Any, mlflow_run: Any) -> Collection[tuple[str, int]]:
 
 
 def _deliver(client: Any, run_id: str, lines: list[MetricsLine]) -> None:
-    """Send lines; sending a line again changes nothing, because its timestamp is the same."""
+    """Send lines; resending a line changes nothing, because its timestamp is the same."""
     from mlflow.entities import Metric
 
     metrics = [
@@ -174,7 +173,6 @@ def _deliver(client: Any, run_id: str, lines: list[MetricsLine]) -> None:
 def _log_texts(
     client: Any, run_id: str, parameters: Mapping[str, str], tags: Mapping[str, str]
 ) -> None:
-    """Send parameters and tags."""
     from mlflow.entities import Param, RunTag
 
     params = [Param(key, parameters[key]) for key in sorted(parameters)]
@@ -193,12 +191,12 @@ def _log_batches(client: Any, run_id: str, kind: str, entities: list[Any]) -> No
 
 
 def _format_name(name: str) -> str:
-    """Return a name with only the characters and the length that MLflow allows."""
+    """Reduce a name to the characters and length that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)[:MAX_NAME_LENGTH]
 
 
 def _format_setting(value: object) -> str:
-    """Return a setting as text, truncated to the limit of MLflow; `run.json` has all of it."""
+    """Return a setting as text, truncated to MLflow's limit; `run.json` has all of it."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return _truncate(text, MAX_PARAMETER_LENGTH)
 

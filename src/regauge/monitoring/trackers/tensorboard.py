@@ -1,7 +1,7 @@
-"""Writes metrics for TensorBoard, to the folder `tensorboard` of the run.
+"""Writes metrics for TensorBoard, to the run's `tensorboard` folder.
 
 Each attempt writes one file. A resumed attempt purges the steps after its checkpoint, and writes
-those before it that a killed attempt has lost.
+earlier ones lost by a killed attempt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TensorBoard(ServiceTracker):
         return f"tensorboard in {run.folder / FOLDER}"
 
     def connect(self, run: RunInfo) -> Deliver:
-        """Open an event file; after a resume, purge the steps that will be repeated."""
+        """Open an event file; after a resume, purge the steps to be repeated."""
         folder = run.folder / FOLDER
         file = EventFile(folder, _find_purge_step(run))
         try:
@@ -61,7 +61,7 @@ class TensorBoard(ServiceTracker):
 
 
 class EventFile:
-    """An event file that contains whole deliveries only, also after errors of the disk."""
+    """An event file that contains only whole deliveries, even after disk errors."""
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         """Create the file; TensorBoard drops earlier events from `purge_step` on."""
@@ -83,7 +83,7 @@ class EventFile:
             raise
 
     def deliver(self, lines: list[MetricsLine]) -> None:
-        """Write lines; the last one of a run ends the file."""
+        """Write lines; a run's last line ends the file."""
         if self._file.closed:
             return
         self.write([event for line in lines for event in _build_events(line)])
@@ -91,7 +91,7 @@ class EventFile:
             self.close()
 
     def write(self, events: list[Any]) -> None:
-        """Write events; after an error of the disk the file is as before.
+        """Write events; after a disk error the file is as before.
 
         The operating system has all of them when this method returns.
         """
@@ -111,12 +111,11 @@ class EventFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def _build_events(line: MetricsLine) -> list[Any]:
-    """Return a scalar for each value; the result of a run is a text, next to the settings."""
+    """Return a scalar for each value; the run's result is a text, next to the settings."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -148,7 +147,7 @@ def _find_purge_step(run: RunInfo) -> int | None:
 
 
 def _list_recorded(folder: Path) -> Collection[tuple[str, int]]:
-    """Return the names and steps of the scalars of earlier attempts that are not purged."""
+    """Return names and steps for unpurged scalars from earlier attempts."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     recorded: set[tuple[str, int]] = set()

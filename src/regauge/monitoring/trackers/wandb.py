@@ -1,11 +1,11 @@
-"""Sends metrics to Weights & Biases, or records them in the run's folder for `wandb sync`.
+"""Sends metrics to Weights & Biases, or records them in the run folder for `wandb sync`.
 
-All attempts of a run share one W&B run, whose id is the id of the run. If the service cannot be
-reached at the start, or if there is no API key, the attempt is recorded offline and nothing is
-lost. The axis of all charts is `step`.
+All attempts in a run share one W&B run, with the run id as its id. If the service cannot be reached
+at the start, or without an API key, the attempt is recorded offline and nothing is lost. All charts
+have `step` as their axis.
 
-W&B numbers the rows of a run and drops a row whose number it has. The number of a row follows from
-its step, so no attempt repeats a row. The client keeps offline records in memory and writes them
+W&B numbers a run's rows and drops a row whose number it already has. A row's number follows from
+the step, so attempts never repeat a row. The client keeps offline records in memory and writes them
 when it ends, so a killed attempt leaves an incomplete folder. A resumed attempt moves that folder
 to `wandb/incomplete`, and records its steps again from `metrics.jsonl`.
 """
@@ -42,10 +42,10 @@ Mode = Literal["online", "offline", "disabled", "shared"]
 FOLDER = "wandb"
 INCOMPLETE, COMPLETE_FILE = "incomplete", "complete.jsonl"
 ROWS_PER_STEP = 2
-"""Rows of a step: its training, and its evaluation."""
+"""Rows per step: training, and evaluation."""
 DEFAULT_PROJECT = "regauge"
 INIT_SECONDS = 15.0
-"""Longest wait for the service at the start of an attempt; then the attempt is recorded offline."""
+"""Longest wait for the service at the start; then the attempt is recorded offline."""
 SESSION_VARIABLE = "WANDB_SERVICE"
 """Environment variable that is set while wandb's service process runs."""
 
@@ -56,7 +56,7 @@ class Wandb(ServiceTracker):
     peer_names: ClassVar[tuple[str, ...]] = ("weights_and_biases", "wb")
 
     mode: Literal["online", "offline"] | None = None
-    """`offline` uses no network. By default the variable `WANDB_MODE`, or `online`."""
+    """`offline` does not use the network. By default the variable `WANDB_MODE`, or `online`."""
     project: str | None = Field(default=None, min_length=1)
     """W&B project. By default the variable `WANDB_PROJECT`, or `regauge`."""
     entity: str | None = Field(default=None, min_length=1)
@@ -82,31 +82,28 @@ class Wandb(ServiceTracker):
         }
 
     def connect(self, run: RunInfo) -> Deliver:
-        """Open the W&B run of a run, offline if the service cannot be reached."""
+        """Open a run's W&B run, offline if the service cannot be reached."""
         return _Session(self, run).deliver
 
     def is_permanent(self, error: Exception) -> bool:
-        """Return True: the client retries requests, and its other errors are errors of use."""
+        """Return True: the client retries requests, and its other errors are usage errors."""
         del error
         return True
 
 
 class CompleteLine(DocumentShape):
-    """An offline record that the client has written completely."""
-
     folder: str
     step: jsonl.Count
-    """The last step."""
 
 
 class OfflineFolders:
-    """The offline records of a run: one folder of the client for each attempt."""
+    """A run's offline records: one client folder per attempt."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def move_incomplete(self, max_step: int) -> None:
-        """Move the records of attempts that were killed, or that have later steps."""
+        """Move the records from attempts that were killed, or that have later steps."""
         complete = self._read_complete()
         for record in sorted(self._folder.glob("offline-run-*")):
             if complete.get(record.name, max_step + 1) > max_step:
@@ -114,15 +111,15 @@ class OfflineFolders:
                 record.rename(self._folder / INCOMPLETE / record.name)
 
     def count_steps(self) -> int:
-        """Return the first step that no complete record has."""
+        """Return the first step missing from all complete records."""
         complete = self._read_complete()
         steps = [complete.get(record.name, -1) for record in self._folder.glob("offline-run-*")]
         return max(steps, default=-1) + 1
 
     def wait_for_name(self) -> None:
-        """Wait until no folder has the present second in its name, as the client names folders.
+        """Wait until folder names with the current second, as the client names them, are free.
 
-        A new folder must not have the name of one that was moved.
+        A new folder must not have the same name as one that was moved.
         """
         folders = self._folder, self._folder / INCOMPLETE
         while any(
@@ -142,7 +139,7 @@ class OfflineFolders:
 
 
 class _Session:
-    """An open W&B run, and the service process of the client."""
+    """An open W&B run, and the client's service process."""
 
     def __init__(self, tracker: Wandb, run: RunInfo) -> None:
         self._tracker, self._info = tracker, run
@@ -170,13 +167,13 @@ class _Session:
                 self._log(line)
 
     def _log(self, line: MetricsLine) -> None:
-        """Record a row that no earlier attempt has recorded."""
+        """Record a row not yet recorded by an earlier attempt."""
         number = line.step * ROWS_PER_STEP + (0 if has_train_metrics(line) else 1)
         if number >= self._first_row:
             self._run.log({"step": line.step, **line.values}, step=number, commit=True)
 
     def _open(self) -> Any:
-        """Open the W&B run in the mode of the settings, or offline if that is not possible."""
+        """Open the W&B run in the configured mode, or offline if that is not possible."""
         import wandb
 
         mode: Any = self._tracker.mode or os.environ.get("WANDB_MODE", "online")
@@ -246,7 +243,7 @@ class _Session:
             self._folders.record_complete(Path(self._run.sync_dir), line.step)
 
     def _end_process(self) -> None:
-        """End the service process, unless other code of this process has started it."""
+        """End the service process, unless other code in this process has started it."""
         import wandb
 
         if self._owns_process:

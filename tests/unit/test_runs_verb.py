@@ -105,10 +105,10 @@ def test_filter_and_sort(
         (["list", "ROOT", "--sort", "cost"], "no run has 'cost'"),
         (["list", "ROOT/none"], "no folder"),
         (["diff", "ROOT/a"], "'runs diff' needs two folders, got 1"),
-        (["show", "ROOT"], "contains no run"),
-        (["rm", "ROOT"], "contains no run"),
+        (["show", "ROOT"], "does not contain a run"),
+        (["rm", "ROOT"], "does not contain a run"),
         (["rm", "ROOT/a"], "is not removed without confirmation; add --yes"),
-        (["rm", "ROOT/link", "--yes"], "is no folder"),
+        (["rm", "ROOT/link", "--yes"], "is not a folder"),
     ],
 )
 def test_wrong_arguments(
@@ -230,7 +230,7 @@ def test_a_stage_that_later_stages_use_is_not_removed(tmp_path: Path) -> None:
     (second / "done.json").write_text(json.dumps(done))
     with pytest.raises(SettingsError, match="2-export depends on"):
         remove_run(first, tmp_path)
-    with pytest.raises(SettingsError, match="is the folder of a pipeline"):
+    with pytest.raises(SettingsError, match="is a pipeline folder"):
         remove_run(tmp_path, tmp_path)
     remove_run(second, tmp_path)
     remove_run(first, tmp_path)

@@ -1,12 +1,12 @@
 """Checkpoint folders on disk: staged, hashed, and committed by one rename.
 
     checkpoints/step-00000100/         manifest.json, state.json, *.safetensors
-    checkpoints/.step-00000100.part/   staging folder of a save in progress, or one that was killed
+    checkpoints/.step-00000100.part/   staging folder for a save in progress, or a killed one
     checkpoints/LATEST                 name of the newest checkpoint
     checkpoints/BEST                   folder and metric of the best checkpoint, if one is kept
 
-No torch here. A folder is a checkpoint only if it has a manifest, and every file has the hash and
-the size in the manifest.
+This module does not import torch. A folder is a checkpoint only if it has a manifest, and every
+file has the hash and size in the manifest.
 """
 
 from __future__ import annotations
@@ -26,56 +26,53 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
-"""Subfolder of the checkpoints in the output folder of a run."""
+"""Checkpoint subfolder in a run's output folder."""
 MANIFEST = "manifest.json"
 STATE = "state.json"
 MAX_DOCUMENT_BYTES = 1 << 26
-"""Maximum size of a manifest or state that is read."""
+"""Size limit when reading a manifest or state."""
 LATEST = "LATEST"
 BEST = "BEST"
 
 
 class ManifestShape(DocumentShape):
-    """The manifest of a checkpoint."""
-
     files: dict[str, Any]
 
 
 class StateShape(DocumentShape):
-    """What every reader of a checkpoint's state needs."""
+    """What every reader needs from a checkpoint's state."""
 
     step: Count
 
 
 class BestShape(DocumentShape):
-    """The record of the best checkpoint."""
+    """The best checkpoint's record."""
 
     checkpoint: str
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the folder name of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
 def parse_step(name: str) -> int | None:
-    """Return the step of a checkpoint's folder name; None for any other name."""
+    """Return the step in a checkpoint folder name; None for any other name."""
     digits = name.removeprefix("step-")
     return int(digits) if digits.isdecimal() and name != digits else None
 
 
 def staging_folder(root: Path, step: int) -> Path:
-    """Return the folder in which a checkpoint is written before its commit."""
+    """Return the folder where a checkpoint is written before its commit."""
     return root / f".{checkpoint_name(step)}.part"
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Return the hash and the size of a file, as the manifest lists them."""
+    """Return a file's hash and size, as listed in the manifest."""
     return {"sha256": sha256(path), "bytes": path.stat().st_size}
 
 
 def ignore_point(_point: str, *, step: int = 0) -> None:
-    """Do nothing at a point of a save."""
+    """Default save hook: do nothing."""
 
 
 def commit(
@@ -84,9 +81,9 @@ def commit(
     files: dict[str, dict[str, Any]],
     on_point: Callable[[str], None] = ignore_point,
 ) -> Path:
-    """Turn a staging folder into the checkpoint of its step; the rename is the commit.
+    """Turn a staging folder into a step's checkpoint; the rename is the commit.
 
-    `files` is the hash and size of each file by its name.
+    `files` maps file name to hash and size.
     """
     staging, final = staging_folder(root, step), root / checkpoint_name(step)
     on_point("manifest")
@@ -109,7 +106,7 @@ def commit(
 
 
 def recover(root: Path) -> None:
-    """Finish a commit that was killed while it replaced an older checkpoint of the same step."""
+    """Finish a commit killed while it replaced an older checkpoint for the same step."""
     for old in root.glob(".step-*.old"):
         final = root / old.name.removeprefix(".").removesuffix(".old")
         staging = root / f".{final.name}.part"
@@ -124,7 +121,7 @@ def list_steps(root: Path) -> list[int]:
 
 
 def build_missing_error(root: Path, step: str | int, key: str) -> SettingsError:
-    """Return the error for a step of which a run has no checkpoint; `key` selects the step."""
+    """Return the error for a missing checkpoint; `key` is the setting that selects the step."""
     steps = ", ".join(map(str, sorted(list_steps(root)))) or "none"
     remedy = f"set {key} to one of: {steps}"
     if step == BEST.lower():
@@ -133,7 +130,7 @@ def build_missing_error(root: Path, step: str | int, key: str) -> SettingsError:
 
 
 def find_damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:
-    """Return the damage of a checkpoint, or None; each of `size` processes hashes a share of it."""
+    """Return a checkpoint's damage, or None; each of `size` processes hashes a share."""
     files, problem = _read_file_list(path), find_missing_file(path)
     if problem or isinstance(files, str):
         return problem
@@ -144,7 +141,7 @@ def find_damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:
 
 
 def find_missing_file(path: Path) -> str | None:
-    """Return which file of a checkpoint is missing or has another size, or None; hashes nothing."""
+    """Return which checkpoint file is missing or has another size, if any; does not hash."""
     files = _read_file_list(path)
     if isinstance(files, str):
         return files
@@ -161,10 +158,10 @@ def _describe_change(file: Path) -> str:
 
 
 def _read_file_list(path: Path) -> dict[str, Any] | str:
-    """Return the files in a checkpoint's manifest, or the damage of the checkpoint.
+    """Return the files in a checkpoint's manifest, or the checkpoint's damage.
 
-    A checkpoint may come from an untrusted source. Therefore no file outside of it is read, no file
-    that its manifest does not list, and no document that would fill the memory.
+    A checkpoint may come from an untrusted source. Therefore only files listed in the manifest and
+    inside the folder are read, and only documents that cannot fill the memory.
     """
     if path.is_symlink():
         return f"{path} is a link"
@@ -187,9 +184,9 @@ def _read_file_list(path: Path) -> dict[str, Any] | str:
 
 
 def list_saved(folder: Path) -> Iterator[tuple[int, float]]:
-    """Yield the steps of the checkpoints of a run, newest first, and their times since the epoch.
+    """Yield a run's checkpoint steps, newest first, and save times since the epoch.
 
-    `folder` is the output folder. Checkpoints that are incomplete or just removed are skipped.
+    `folder` is the output folder. Incomplete or just removed checkpoints are skipped.
     """
     root = folder / CHECKPOINTS
     for step in list_steps(root):
@@ -205,7 +202,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_best(root: Path) -> dict[str, Any] | None:
-    """Return the folder name, metric and value of the best checkpoint; None if none is kept."""
+    """Return the best checkpoint's folder name, metric and value; None if none is kept."""
     try:
         document = read_json(root / BEST, "remove it", BestShape)
     except DataError:
@@ -216,8 +213,8 @@ def read_best(root: Path) -> dict[str, Any] | None:
 def retain(root: Path, keep: int, newest: int) -> None:
     """Remove all but the newest checkpoints and the best one, and the remains of killed saves.
 
-    `newest` is the step that was saved last. Checkpoints after it are damaged ones that the run
-    skipped: they do not count, and stay until they are saved again.
+    `newest` is the last saved step. Later checkpoints are damaged ones that the run skipped: they
+    do not count, and stay until they are saved again.
     """
     best = read_best(root)
     for step in [step for step in list_steps(root) if step <= newest][keep:]:

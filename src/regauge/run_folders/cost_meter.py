@@ -1,13 +1,13 @@
-"""The cost of a run so far: the time for which it held machines, times their price.
+"""A run's cost so far: how long it held machines, times their price.
 
-A run pays from the moment its command locks the output folder until its last process has ended,
-including starts and lost work. The cost is written at the start and the end of each attempt
-(`attempts.jsonl`), and continues from there on any number of machines. No torch here.
+A run pays from the moment its command locks the output folder until the last process has ended,
+including starts and lost work. The cost is written at the start and end of each attempt
+(`attempts.jsonl`), and continues from there on any number of machines. This module does not import
+torch.
 
-The file `.seen` has the time at which a run was last alive. It bounds the cost of an attempt that
-was killed before its end was written. The supervisor writes it once a second. The first process
-writes it with each checkpoint, so that no checkpoint contains a cost that the next command does not
-know.
+The file `.seen` has the time when a run was last alive. It bounds the cost of an attempt killed
+before its end was written. The supervisor writes it once a second. The first process writes it with
+each checkpoint, so that checkpoints never contain a cost that the next command does not know.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run up to a moment."""
-
     machine_seconds: float = 0.0
     device_seconds: float = 0.0
     usd: float | None = None
-    """None if the price of any part is unknown."""
+    """None if any part's price is unknown."""
 
     @property
     def document(self) -> dict[str, Any]:
-        """The cost as JSON fields."""
         usd = None if self.usd is None else round(self.usd, 6)
         return {
             "machine_seconds": round(self.machine_seconds, 3),
@@ -50,7 +47,7 @@ class Cost:
 
 
 def parse_cost(document: dict[str, Any]) -> Cost:
-    """Return the cost in a JSON document; fields that it lacks are 0 or unknown."""
+    """Parse a cost in a JSON document; missing fields are 0 or unknown."""
     known = ("machine_seconds", "device_seconds", "usd")
     return Cost(**{name: document[name] for name in known if name in document})
 
@@ -62,15 +59,14 @@ class CostMeter:
     paid_before: Cost
     """Cost up to that moment."""
     start_clock: float
-    """That moment by this machine's monotonic clock, in seconds."""
+    """Start time on time.monotonic(), in seconds."""
     machines: int
     devices: int
     """Processes on all machines: one per device."""
     usd_per_hour: float | None
-    """Price of one machine; None if it is unknown."""
+    """USD per hour for one machine; None if unknown."""
 
     def read(self) -> Cost:
-        """Return the cost up to now."""
         return self.cost_after(time.monotonic() - self.start_clock)
 
     def cost_after(self, seconds: float) -> Cost:
@@ -94,13 +90,13 @@ class CostMeter:
 
     @property
     def start_fields(self) -> dict[str, Any]:
-        """JSON fields of an attempt's start; they price an attempt whose end is never written."""
+        """JSON fields for an attempt's start; they price an attempt whose end is never written."""
         counts = {"processes": self.devices, "nodes": self.machines}
         return {**counts, "usd_per_hour": self.usd_per_hour, **self.paid_before.document}
 
 
 def parse_meter(document: dict[str, Any]) -> CostMeter:
-    """Return the meter of a JSON document that `asdict` made."""
+    """Parse a meter from JSON written with `asdict`."""
     return CostMeter(**{**document, "paid_before": Cost(**document["paid_before"])})
 
 
@@ -125,11 +121,11 @@ def write_last_seen(folder: Path) -> None:
 
 
 def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tuple[Cost, float]:
-    """Return the cost at the end of a run's last attempt, and the time since when it pays again.
+    """Return a run's cost at the end of the last attempt, and since when it pays again.
 
-    `started_at` is the start of this command, `last_seen_at` the time at which the one before was
-    last alive. All times are in seconds since the epoch. An attempt whose end was not written ended
-    when it was last alive.
+    `started_at` is this command's start, `last_seen_at` when the previous one was last alive. All
+    times are in seconds since the epoch. An attempt without a recorded end ended when it was last
+    alive.
     """
     last = jsonl.read_last_line(folder / ATTEMPTS, PaidLine)
     if last is None or last.get("started_at") is None:
@@ -142,7 +138,7 @@ def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tu
 
 
 def read_ledger_cost(folder: Path) -> Cost:
-    """Return the cost up to the last ledger line of a run, without a later attempt."""
+    """Return a run's cost up to the last ledger line, without a later attempt."""
     return parse_cost(jsonl.read_last_line(folder / LEDGER, LedgerLine) or {})
 
 

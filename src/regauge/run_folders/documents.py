@@ -1,6 +1,6 @@
-"""Shapes of the documents and lines in the output folder of a run, and their tolerant reader.
+"""Documents and lines in a run's output folder, and their tolerant reader.
 
-`config/output_files.py` has the names of the files.
+`config/output_files.py` has the file names.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class StepMetrics(jsonl.StepLine):
     """A line of `metrics.jsonl`; the other values are numbers, or `NaN` and infinities as text."""
 
     seconds: float | None = None
-    """Seconds since the start of the attempt."""
+    """Seconds since the attempt started."""
     summary: Document | None = None
-    """Result of a finished run, instead of metrics."""
+    """Result for a finished run, instead of metrics."""
 
 
 class CostLine(DocumentShape):
-    """A line with the cost of a run so far."""
+    """A line with the run's cost so far."""
 
     machine_seconds: float = Field(default=0.0, ge=0)
     device_seconds: float = Field(default=0.0, ge=0)
@@ -42,19 +42,19 @@ class CostLine(DocumentShape):
 
 
 class PaidLine(CostLine):
-    """A line of `attempts.jsonl`: the start or the end of an attempt or of a command."""
+    """A line in `attempts.jsonl`: an attempt or command starts or ends."""
 
     started_at: float | None = None
     ended_at: float | None = None
     nodes: int = Field(default=1, ge=1)
     processes: int = Field(default=1, ge=1)
     usd_per_hour: float | None = None
-    """Price of one node."""
+    """USD per hour for one node."""
     outcome: str | None = None
 
 
 class AttemptLine(PaidLine):
-    """A line of a training run's `attempts.jsonl`."""
+    """A line in a training run's `attempts.jsonl`."""
 
     attempt: Count
     planned_steps: Count | None = None
@@ -62,14 +62,14 @@ class AttemptLine(PaidLine):
 
 
 class StragglerShape(DocumentShape):
-    """The straggler of a ledger line."""
+    """The straggler in a ledger line."""
 
     rank: int
     delay_seconds: float
 
 
 class LedgerLine(jsonl.StepLine, CostLine):
-    """A line of a training run's `ledger.jsonl`; all values count from the start of the run."""
+    """A line in a training run's `ledger.jsonl`; all values count from the start of the run."""
 
     seconds: dict[str, float] = {}
     """Seconds by account."""
@@ -84,7 +84,7 @@ class LedgerLine(jsonl.StepLine, CostLine):
 
 
 class PhaseSeconds(DocumentShape):
-    """The time of a shard by phase, in seconds."""
+    """A shard's time by phase, in seconds."""
 
     read: float
     compute: float
@@ -92,7 +92,7 @@ class PhaseSeconds(DocumentShape):
 
 
 class ShardLine(DocumentShape):
-    """A line of the ledger of a `predict` job: one finished shard."""
+    """A line in a `predict` job's ledger: one finished shard."""
 
     piece: Count
     part: Count
@@ -112,14 +112,12 @@ class ShardLine(DocumentShape):
 
 
 class JobShape(DocumentShape):
-    """The `job.json` of `predict`: the bytes and the stamp of each piece."""
+    """`job.json` from `predict`: each piece's bytes and stamp."""
 
     pieces: dict[str, list[Any]]
 
 
 class SettingsShape(DocumentShape):
-    """The settings of a command that reports show."""
-
     task: Document | list[SavedTask] | None = None
     execution: Document = {}
     stop: Document = {}
@@ -127,13 +125,11 @@ class SettingsShape(DocumentShape):
 
 
 class RunShape(SettingsShape):
-    """The content of `run.json` that reports show."""
-
     run: Document = {}
 
 
 class StageRecord(DocumentShape):
-    """The `done.json` of a finished stage of a pipeline."""
+    """`done.json` from a finished pipeline stage."""
 
     verb: str | None = None
     seconds: float | None = None
@@ -141,14 +137,10 @@ class StageRecord(DocumentShape):
 
 
 class ClassesShape(DocumentShape):
-    """The class reports of a run."""
-
     classes: dict[str, ClassReport] = {}
 
 
 class EvaluationShape(ClassesShape):
-    """The table of an evaluation."""
-
     title: str = ""
     rows: list[Document] = []
     notes: list[Any] = []
@@ -157,25 +149,21 @@ class EvaluationShape(ClassesShape):
 
 
 class EnvironmentShape(DocumentShape):
-    """The software and the machine of a run."""
-
     packages: dict[str, str] | None = None
 
 
 class SplitShape(DocumentShape):
-    """One split of a dataset."""
-
     rows: int = 0
 
 
 class DatasetShape(DocumentShape):
-    """The manifest of a dataset, or of an artifact."""
+    """A dataset's or artifact's manifest."""
 
     splits: dict[str, SplitShape] = {}
 
 
 class FailureShape(DocumentShape):
-    """A document of `failures/`: why an attempt failed."""
+    """A document in `failures/`: why an attempt failed."""
 
     attempt: Count | None = None
     kind: str
@@ -213,11 +201,11 @@ def _warn(warnings: list[str] | None, text: str) -> None:
 
 
 def list_failures(folder: Path) -> list[Path]:
-    """Return the documents of the failed attempts of a run, oldest first."""
+    """Return documents for a run's failed attempts, oldest first."""
     return sorted((folder / FAILURES).glob("*.json"))
 
 
 def training_seconds(line: Mapping[str, Any]) -> float:
-    """Return the seconds of steps, and of waiting for their data, up to a ledger line."""
+    """Return the seconds spent in steps, and waiting for their data, up to a ledger line."""
     seconds = line.get("seconds", {})
     return float(seconds.get("step", 0.0) + seconds.get("data_wait", 0.0))

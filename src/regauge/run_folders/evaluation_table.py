@@ -1,4 +1,4 @@
-"""Tables of evaluation results: one row per model or baseline, one column per metric."""
+"""Evaluation result tables: one row per model or baseline, one column per metric."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from regauge.tasks import lower_is_better
 
 @dataclass(frozen=True)
 class EvaluationTable:
-    """The results of one evaluation; a missing value is None."""
+    """One evaluation's results; a missing value is None."""
 
     title: str
     metrics: tuple[str, ...]
-    """Metrics that most rows have come first."""
+    """Metric names; those that most rows have come first."""
     names: tuple[str, ...]
-    """Names of the rows."""
     values: tuple[tuple[float | None, ...], ...]
     """[rows, metrics]"""
     notes: tuple[str, ...]
 
     def best_value(self, metric: str) -> float | None:
-        """Return the best value of a metric; None if all rows have the same value."""
+        """Return a metric's best value; None if all rows have the same value."""
         values = [value for _, value in self._rank_rows(metric)]
         return values[0] if len(set(values)) > 1 else None
 
     def best_rows(self) -> list[tuple[str, str, float]]:
-        """Return (metric, name of the best row, value) of each metric in which rows differ."""
+        """Return (metric, best row name, value) for each metric in which rows differ."""
         return [
             (metric, self._rank_rows(metric)[0][0], best)
             for metric in self.metrics
@@ -54,7 +53,7 @@ class EvaluationTable:
         return lines
 
     def _rank_rows(self, metric: str) -> list[tuple[str, float]]:
-        """Return (name, value) of the rows with a finite value, the best first."""
+        """Return (name, value) for rows with a finite value, best first."""
         column = self.metrics.index(metric)
         pairs = zip(self.names, (row[column] for row in self.values), strict=True)
         finite = [(name, value) for name, value in pairs if value is not None and isfinite(value)]
@@ -62,7 +61,6 @@ class EvaluationTable:
 
 
 def build_table(document: dict[str, Any]) -> EvaluationTable:
-    """Return the table of an `evaluation.json` document."""
     rows: list[dict[str, Any]] = document.get("rows", [])
     counts = Counter(key for row in rows for key, value in row.items() if _is_number(value))
     metrics = tuple(key for key, _ in counts.most_common())

@@ -4,7 +4,7 @@ The lock is held while a run is supervised. The token separates the current atte
 one that outlived its supervisor.
 
     .lock     locked by the supervisor; contains the process that holds it
-    .token    token of the attempt that may publish checkpoints
+    .token    token for the attempt that may publish checkpoints
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ LOCKS = Path("/proc/locks")
 _OWNER = re.compile(r"process \d+ of (\S+)")
 
 FileId = tuple[int, int]
-"""Device and inode of a file."""
 
 
 class FolderLock:
-    """The exclusive right to write an output folder, for the duration of a block.
+    """The exclusive right to write an output folder within a block.
 
-    Raises SettingsError if another process holds it for longer than `wait_seconds`. A folder that
-    the run wrote nothing to is removed at the end.
+    Raises SettingsError if another process holds it for longer than `wait_seconds`. If the run did
+    not write to the folder, it is removed at the end.
     """
 
     def __init__(self, folder: Path, wait_seconds: float = 0.0) -> None:
@@ -75,13 +74,13 @@ class FolderLock:
 
 
 def _read_owner(folder: Path) -> str:
-    """Return the process that the lock file names; empty if it names none."""
+    """Return the process named in the lock file; empty if none is."""
     content = read_content(folder / LOCK, "remove it") or b""
     return content[:MAX_OWNER_BYTES].decode(errors="replace").strip()
 
 
 def read_lock_owner(folder: Path) -> str:
-    """Return the host of the process that locked a folder last; empty if it is unknown."""
+    """Return the host whose process locked a folder last; empty if unknown."""
     try:
         match = _OWNER.match(_read_owner(folder))
     except (DataError, OSError):
@@ -90,9 +89,9 @@ def read_lock_owner(folder: Path) -> str:
 
 
 def list_held_locks() -> frozenset[FileId]:
-    """Return the files that processes of this machine have locked, as Linux lists them.
+    """Return the files locked by local processes, as Linux lists them.
 
-    A lock is not tried, because that would hold it for a moment. Empty on other systems.
+    It does not try a lock, because that would hold it for a moment. Empty on other systems.
     """
     try:
         lines = LOCKS.read_text(encoding="utf-8").splitlines()
@@ -102,7 +101,7 @@ def list_held_locks() -> frozenset[FileId]:
 
 
 def _parse_lock(line: str) -> FileId | None:
-    """Return the file of a line of /proc/locks, such as `1: FLOCK ADVISORY WRITE 9 08:01:123 …`."""
+    """Return the file in a /proc/locks line, such as `1: FLOCK ADVISORY WRITE 9 08:01:123 …`."""
     fields = line.split()
     if "->" in fields or len(fields) < 6 or fields[5].count(":") != 2:  # noqa: PLR2004  (a waiter)
         return None
@@ -111,7 +110,7 @@ def _parse_lock(line: str) -> FileId | None:
 
 
 def find_file_id(path: Path) -> FileId | None:
-    """Return the device and the inode of a file; None if it cannot be read."""
+    """Return a file's device and inode; None if it cannot be read."""
     try:
         status = path.stat()
     except OSError:

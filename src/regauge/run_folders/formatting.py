@@ -1,4 +1,4 @@
-"""Formatting of numbers for reports. An unknown value is the word `unknown`, never a zero."""
+"""Number formatting for reports. An unknown value is the word `unknown`, never a zero."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def percent(value: float | None) -> str:
 
 
 def change(first: float, last: float) -> str:
-    """Return the change of a value in words: from 9.210 to 2.314."""
+    """Describe a value's change in words: from 9.210 to 2.314."""
     return f"from {number(first)} to {number(last)}"

@@ -1,7 +1,7 @@
-"""Goodput: the productive share of a run's time, from its first start to its last end.
+"""Goodput: the productive share of a run's time, from the first start to the last end.
 
-Time outside of steps and evaluations is lost, such as starts, waits and repeated steps. No torch
-here.
+Time outside steps and evaluations is lost, such as starts, waits and repeated steps. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PRODUCTIVE = ("step", "evaluate")
-"""The productive accounts of the ledger."""
 IDLE = "idle"
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """The time of a run by account, over all attempts."""
+    """A run's time by account, over all attempts."""
 
     seconds: Mapping[str, float]
-    """Seconds by account of the ledger; `idle` is the time that no process booked."""
+    """Ledger account -> seconds; `idle` is time not booked by any process."""
     outcomes: Mapping[int, str]
-    """How each attempt ended, by its number: `finished`, or a kind of failure."""
+    """Attempt number -> how it ended: `finished`, or a failure kind."""
 
     @property
     def total_seconds(self) -> float:
@@ -44,7 +43,7 @@ class Goodput:
 
 
 def read_goodput(folder: Path) -> Goodput | None:
-    """Return the goodput of the run in an output folder; None if no supervisor wrote it."""
+    """Return the goodput for an output folder's run; None if no supervisor wrote it."""
     lines = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
     ledger = jsonl.read_last_line(folder / LEDGER, LedgerLine)
     return None if ledger is None else compute_goodput(lines, ledger)
@@ -53,7 +52,7 @@ def read_goodput(folder: Path) -> Goodput | None:
 def compute_goodput(
     lines: Sequence[dict[str, Any]], ledger: Mapping[str, Any], until: float | None = None
 ) -> Goodput | None:
-    """Return the goodput from the lines of `attempts.jsonl` and the last line of the ledger.
+    """Return the goodput from `attempts.jsonl` lines and the ledger's last line.
 
     `until` is the time up to which a run without a recorded end is counted, in seconds since the
     epoch. Returns None if a start or an end is unknown.

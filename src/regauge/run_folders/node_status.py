@@ -1,9 +1,10 @@
-"""The state of the processes of a run, in its output folder, for `regauge top`.
+"""State of a run's processes, in its output folder, for `regauge top`.
 
-    ranks/status-4.json    the processes of the node whose first rank is 4, in its newest attempt
+    ranks/status-4.json    processes on the node whose first rank is 4, in the newest attempt
 
-The heartbeats of a run are in the memory of each node. The supervisor of the node copies them once
-a second to this file, so that other machines read them through a shared file system. No torch here.
+A run's heartbeats are in each node's memory. The node's supervisor copies them once a second to
+this file, so that other machines can read them through a shared file system. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -31,36 +32,33 @@ if TYPE_CHECKING:
 
 STATUS_FILES = "status-*.json"
 ProcessState = Literal["running", "stopped", "waiting", "ended"]
-"""State of a process: stopped by a signal, or in an uninterruptible wait such as for a disk."""
+"""Process state: stopped by a signal, or in an uninterruptible wait such as for a disk."""
 STATES: dict[str, ProcessState] = {"T": "stopped", "t": "stopped", "D": "waiting", "Z": "ended"}
-"""States by the letter of the kernel; every other letter is a process that runs or sleeps."""
+"""Kernel state letter -> state; any other letter is a process that runs or sleeps."""
 
 
 class ProcessStatus(DocumentShape):
-    """The state of one process of a run."""
-
     rank: Count
     pid: int
     phase: str
-    """Phase of the last heartbeat."""
+    """Last heartbeat phase."""
     step: Count
-    """Number of steps that are done."""
     beat_at: float
-    """Time of the last heartbeat in seconds since the epoch."""
+    """Last heartbeat time in seconds since the epoch."""
     state: ProcessState
     exit_code: int | None = None
-    """Exit code, or the negative number of the signal that ended it; None while it exists."""
+    """Exit code, or the negative signal number that ended it; None while it exists."""
     resident_bytes: Count | None = None
 
 
 class NodeProcesses(DocumentShape):
-    """The processes of one node of a run, as its supervisor wrote them."""
+    """The processes on one node, as written by its supervisor."""
 
     attempt: Count
     first_rank: Count
     host: str
     written_at: float
-    """Seconds since the epoch, by the clock of that node."""
+    """Seconds since the epoch, by that node's clock."""
     is_final: bool
     """Whether the attempt has ended on this node."""
     processes: list[ProcessStatus]
@@ -68,22 +66,18 @@ class NodeProcesses(DocumentShape):
 
 @dataclass(frozen=True)
 class Beat:
-    """The last heartbeat of a process."""
-
     count: int
-    """Number of beats so far."""
     step: int
-    """Number of steps that are done."""
     phase: str
-    """The account of the ledger that the time is booked to, such as `step`."""
+    """Ledger account to which the time is booked, such as `step`."""
     at: float
-    """Time of the beat, in seconds of the machine's monotonic clock."""
+    """Beat time, in seconds on the monotonic clock."""
     max_gaps: tuple[float, ...]
     """Maximum seconds from a beat in each phase to the next beat; 0 for a phase never entered."""
     step_at: float
-    """Time of the last change of the step, in seconds of the monotonic clock; 0 before it."""
+    """When the step last changed, in seconds on the monotonic clock; 0 before that."""
     device_memory_bytes: int
-    """Peak of the device memory that the process uses; 0 if it is unknown."""
+    """The process's peak device memory; 0 if unknown."""
 
 
 def write_node_status(
@@ -97,7 +91,7 @@ def write_node_status(
 ) -> None:
     """Write the state of the processes that this node started for an attempt.
 
-    A folder that cannot be written is ignored, because the run needs no such file.
+    An unwritable folder is ignored, because the run does not need the file.
     """
     pairs = enumerate(zip(children, beats, strict=True), first_rank)
     document = {
@@ -129,9 +123,9 @@ def _describe_process(rank: int, child: Child, beat: Beat) -> dict[str, Any]:
 
 
 def read_node_statuses(folder: Path) -> tuple[NodeProcesses, ...]:
-    """Return the nodes of the newest attempt of a run, by their first rank.
+    """Return the nodes in a run's newest attempt, by first rank.
 
-    Files that are missing or damaged are left out.
+    Missing or damaged files are left out.
     """
     paths: Iterable[Path] = sorted((folder / RANKS).glob(STATUS_FILES))
     nodes = [node for path in paths if (node := _read_node(path)) is not None]

@@ -1,10 +1,10 @@
 """Checkpoints in an object store: the same files under the same names, the manifest last.
 
     <root>/step-00000100/*.safetensors, state.json    uploaded by the process that hashed them
-    <root>/step-00000100/manifest.json                without it the folder is no checkpoint
+    <root>/step-00000100/manifest.json                without it the folder is not a checkpoint
     <root>/LATEST                                     the newest, because a listing may be outdated
 
-Every process first writes its files to a local folder. No torch here.
+Every process first writes its files to a local folder. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ANSWER_SECONDS = 120.0
-"""Time for which a request may make no progress, including the retries inside its client.
+"""How long a request may make no progress, including retries inside its client.
 
 s3fs tries five times, with up to 20 s without an answer and pauses of 1.9 s in all.
 """
@@ -45,7 +45,7 @@ PROBE = ".regauge-probe"
 
 
 class _Progress(fsspec.Callback):  # type: ignore[misc]
-    """Calls a function whenever a part of a file has been transferred."""
+    """Calls a function whenever part of a file has been transferred."""
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
         super().__init__()
@@ -58,9 +58,9 @@ class _Progress(fsspec.Callback):  # type: ignore[misc]
 
 
 class RemoteCheckpoints:
-    """The checkpoints of a run in an object store that fsspec supports, such as `s3://bucket/run`.
+    """A run's checkpoints in an object store supported by fsspec, such as `s3://bucket/run`.
 
-    One thread at a time may use it; `is_waiting` may be read by another one. Raises SettingsError
+    One thread at a time may use it; `is_waiting` may be read from another one. Raises SettingsError
     if the root cannot be opened.
     """
 
@@ -75,7 +75,7 @@ class RemoteCheckpoints:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is in progress and within its time limit: slow, but no hang."""
+        """Whether a request is in progress and within its time limit: slow, but not hanging."""
         return time.monotonic() < self._deadline
 
     def find_problem(self) -> str | None:
@@ -89,7 +89,7 @@ class RemoteCheckpoints:
         return None
 
     def upload(self, staging: Path, step: int, names: Iterable[str]) -> None:
-        """Upload files of a staging folder, one after the other."""
+        """Upload files from a staging folder, one after the other."""
         for name in names:
             key = f"{self._path}/{checkpoint_name(step)}/{name}"
             self._retry(partial(self._copy, self._files.put_file, str(staging / name), key))
@@ -114,10 +114,10 @@ class RemoteCheckpoints:
         return sorted((number for number in numbers if number is not None), reverse=True)
 
     def download(self, step: int, root: Path) -> bool:
-        """Download a step's checkpoint to a local root; return False if the store has none.
+        """Download a step's checkpoint to a local root; return False if the store lacks it.
 
-        The local checkpoint is replaced once the download is complete. Its hashes are not checked
-        here, and a file that the store has lost is missing in it.
+        The local checkpoint is replaced once the download is complete. Hashes are not checked here,
+        and a file that the store has lost is missing.
         """
         source = f"{self._path}/{checkpoint_name(step)}"
         manifest = self._read(f"{source}/{MANIFEST}")

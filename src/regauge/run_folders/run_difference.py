@@ -1,4 +1,4 @@
-"""The differences of two runs: settings, data, weights, code and environment."""
+"""How two runs differ: settings, data, weights, code and environment."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 IGNORED_SETTINGS = ("output.folder",)
 """Settings that differ between any two runs."""
 CODE = "packages.regauge"
-"""Version of Regauge in the environment of a run."""
+"""Regauge version in a run's environment."""
 
 Difference = dict[str, Any]
 """A row: the name, and the value in each run; None if a run has none."""
 
 
 def find_differences(first: Path, second: Path) -> dict[str, list[Difference]]:
-    """Return the differences of two output folders by topic; equal topics have no rows.
+    """Return topic -> differences for two output folders; equal topics have empty lists.
 
-    Raises SettingsError if a folder contains no run, DataError if a newer Regauge wrote it.
+    Raises SettingsError if a folder does not contain a run, DataError if a newer Regauge wrote it.
     """
     topics, other_topics = (_list_topics(read_run_folder(folder)) for folder in (first, second))
     return {name: _compare(topics[name], other_topics[name]) for name in topics}
 
 
 def _list_topics(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """Return the compared values by topic and key; values that a run does not have are None."""
+    """Return topic -> key -> compared value; values missing from a run are None."""
     environment = {key: value for key, value in flatten(run.environment) if value != {}}
     settings = dict(flatten(run.settings))
     for key in IGNORED_SETTINGS:

@@ -1,7 +1,7 @@
-"""Reader of output folders: finished, still running or killed.
+"""Reader for output folders: finished, still running or killed.
 
-A missing file leaves its field empty; a damaged file is named in `warnings`.
-This module knows nothing of how a report looks.
+A missing file leaves its field empty; a damaged file is named in `warnings`. This module does not
+know what a report looks like.
 """
 
 from __future__ import annotations
@@ -50,51 +50,50 @@ if TYPE_CHECKING:
     from regauge.tasks import ClassReport
 
 MARKER_FILES = (SAVED_RUN, METRICS, LEDGER, EVALUATION, BENCHMARK, INPUTS)
-"""Files that mark a folder as an output folder; a report needs one of them."""
+"""Files that mark an output folder; a report needs one of them."""
 COST_KEYS = ("machine_seconds", "device_seconds", "usd")
-"""Keys of a ledger line that are cumulative costs."""
 _STAGE = re.compile(r"(\d+)-(.+)")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The content of one output folder, of any verb."""
+    """One output folder's content, for any verb."""
 
     folder: Path
     name: str
     verb: str | None = None
     settings: Document = field(default_factory=dict)
     identity: Document = field(default_factory=dict)
-    """Identity of the run: verb, id, and hashes of its data and its initial weights."""
+    """Run identity: verb, id, and hashes for the data and the initial weights."""
     environment: Document = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
-    """One series per metric, without the steps that a later attempt repeated."""
+    """One series per metric, without steps repeated by a later attempt."""
     attempts: tuple[AttemptSummary, ...] = ()
     ledger: Document = field(default_factory=dict)
-    """Last line of the ledger; empty if there is none."""
+    """Last ledger line; empty without one."""
     cost_series: dict[str, Series] = field(default_factory=dict)
     """Cumulative machine seconds, device seconds and dollars by step, repeated work included."""
     evaluation: Document = field(default_factory=dict)
     class_reports: dict[str, ClassReport] = field(default_factory=dict)
-    """The metrics of each class by model or held-out set; empty for tasks without classes."""
+    """Metrics per class by model or held-out set; empty for tasks without classes."""
     dataset: Document = field(default_factory=dict)
-    """Manifest of the dataset that the run prepared; empty for other verbs."""
+    """Manifest of the prepared dataset; empty for other verbs."""
     failures: tuple[Document, ...] = ()
-    """Failure documents of the attempts, oldest first."""
+    """Failure documents for the attempts, oldest first."""
     goodput: Goodput | None = None
-    """Time of all attempts by account; None if no supervisor recorded it."""
+    """Time by account over all attempts; None if not recorded by a supervisor."""
     benchmark: Document = field(default_factory=dict)
-    """Result of a benchmark of training or of inference."""
+    """Training or inference benchmark result."""
     profile: Document = field(default_factory=dict)
-    """Profile of a training step; empty if the run was not profiled."""
+    """Training step profile; empty if the run was not profiled."""
     straggler: Document = field(default_factory=dict)
-    """The last straggler: its rank and its delay in seconds per step; empty if there was none."""
+    """The last straggler: rank and delay in seconds per step; empty without one."""
     seconds: float | None = None
-    """Wall-clock seconds of the stage; None outside a pipeline."""
+    """The stage's wall-clock seconds; None outside a pipeline."""
     num_devices: int | None = None
-    """Number of processes of the last attempt over all nodes, one per device."""
+    """Processes in the last attempt over all nodes, one per device."""
     world_sizes: frozenset[int] = frozenset()
-    """Number of processes over all nodes, of every attempt."""
+    """Process counts over all nodes, for every attempt."""
     outcome: str | None = None
     """How the run ended, such as `finished`; None if it is running or was killed."""
     warnings: tuple[str, ...] = ()
@@ -107,22 +106,22 @@ class RunFolder:
 
 
 def find_run_folders(folder: Path) -> tuple[Path, ...]:
-    """Return the stage folders of a pipeline in order, or the folder itself if it is a run.
+    """Return a pipeline's stage folders in order, or the folder itself if it is a run.
 
-    Raises SettingsError if the folder does not exist or contains no run.
+    Raises SettingsError if the folder does not exist or does not contain a run.
     """
     if not folder.is_dir():
-        raise SettingsError(f"no folder {folder}", "name the output folder of a run")
+        raise SettingsError(f"no folder {folder}", "name a run's output folder")
     folders = (folder,) if is_run_folder(folder) else find_stage_folders(folder)
     if not folders:
         markers = ", ".join(MARKER_FILES)
         remedy = f"name a folder that contains one of {markers}"
-        raise SettingsError(f"{folder} contains no run", remedy)
+        raise SettingsError(f"{folder} does not contain a run", remedy)
     return folders
 
 
 def find_stage_folders(folder: Path) -> tuple[Path, ...]:
-    """Return the numbered stage folders of a pipeline, in order."""
+    """Return a pipeline's numbered stage folders, in order."""
     matches = [(path, _STAGE.fullmatch(path.name)) for path in folder.iterdir()]
     numbered = sorted((int(match[1]), path) for path, match in matches if match)
     return tuple(path for _, path in numbered if is_run_folder(path))
@@ -131,10 +130,10 @@ def find_stage_folders(folder: Path) -> tuple[Path, ...]:
 def read_run_folder(folder: Path) -> RunFolder:
     """Read one output folder.
 
-    Raises SettingsError if the folder contains no run, DataError if a newer Regauge wrote it.
+    Raises SettingsError without a run, DataError if a newer Regauge wrote it.
     """
     if not is_run_folder(folder):
-        raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
+        raise SettingsError(f"{folder} does not contain a run", "name a run's output folder")
     warnings: list[str] = []
 
     def read(name: str, shape: type[DocumentShape] = DocumentShape) -> Document:
@@ -184,7 +183,7 @@ def read_run_folder(folder: Path) -> RunFolder:
 
 
 def _name_tasks(settings: Document) -> Document:
-    """Return settings in which a list of tasks is a table by task name."""
+    """Return settings in which a task list is a table by task name."""
     tasks = settings.get("task")
     if not isinstance(tasks, list):
         return settings
@@ -204,7 +203,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def _find_outcome(metrics: list[Document]) -> str | None:
-    """Return the recorded outcome of the last attempt, or None."""
+    """Return the last attempt's recorded outcome, or None."""
     number = max(line["attempt"] for line in metrics)
     last = [line for line in metrics if line["attempt"] == number]
     summaries = [line["summary"] for line in last if "summary" in line]
@@ -216,7 +215,7 @@ def _drop_keys(document: Document, *names: str) -> Document:
 
 
 def _find_name(folder: Path) -> str:
-    """Return the folder's name without the stage number of a pipeline."""
+    """Return the folder name without a pipeline's stage number."""
     name = folder.resolve().name
     match = _STAGE.fullmatch(name)
     return match[2] if match else name

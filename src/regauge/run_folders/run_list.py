@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 6
 """Maximum number of folders between the root and a run."""
 SKIPPED = frozenset({CHECKPOINTS, RANKS, JOBS, "shards", "tensorboard", "mlflow", "wandb"})
-"""Names of folders that contain no run."""
+"""Names of folders that never contain runs."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,11 @@ class RunSummary:
     """One run in a list; unknown values are None."""
 
     name: str
-    """Path relative to the root, or the path of the root itself."""
+    """Path relative to the root, or the root's own path."""
     verb: str | None
     state: RunState
     step: int | None
     steps: int | None
-    """Number of steps of the whole run."""
     metric: str | None
     """Name of the metric that decides the run."""
     value: float | str | None
@@ -53,9 +52,9 @@ class RunSummary:
     attempts: int | None
     host: str | None
     started: str | None
-    """Time of the first start, as ISO 8601 in UTC."""
+    """First start, as ISO 8601 in UTC."""
     settings: Mapping[str, Any]
-    """The settings of the run by dotted key."""
+    """Dotted key -> run setting."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -69,7 +68,7 @@ COLUMNS = tuple(name for name in RunSummary.__dataclass_fields__ if name != "set
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield the output folders of all runs below a folder, sorted by path.
+    """Yield all run output folders below a folder, sorted by path.
 
     Hidden folders and links are skipped. Raises SettingsError if the folder does not exist.
     """
@@ -94,7 +93,7 @@ def _search(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """Return a summary of every run below a folder."""
+    """Summarize every run below a folder."""
     locks, now = list_held_locks(), time.time()
     return [summarize_run(folder, root, locks, now) for folder in find_runs(root)]
 
@@ -102,7 +101,7 @@ def list_runs(root: Path) -> list[RunSummary]:
 def summarize_run(
     folder: Path, root: Path, locks: frozenset[FileId] | None = None, now: float | None = None
 ) -> RunSummary:
-    """Return the summary of one output folder; damaged files leave its values unknown."""
+    """Summarize one output folder; damaged files leave values unknown."""
     now = time.time() if now is None else now
     tail = read_run_tail(folder, locks)
     metric, goodput, began = tail.find_main_metric(), tail.compute_goodput(now), tail.began_at
@@ -124,7 +123,7 @@ def summarize_run(
 
 
 def _find_host(folder: Path, tail: RunTail) -> str | None:
-    """Return the host of a run, or of the first of its nodes with the number of the others."""
+    """Return a run's host, or its first node's host with the number of others."""
     hosts = sorted({node.host for node in read_node_statuses(folder)})
     if len(hosts) > 1:
         return f"{hosts[0]} +{len(hosts) - 1}"
@@ -139,7 +138,7 @@ def filter_runs(runs: Iterable[RunSummary], filters: Iterable[str]) -> list[RunS
     """Return the runs that match all filters `key=pattern`.
 
     A key is a column or a dotted setting, a pattern may contain `*` and `?`. Raises SettingsError
-    for a filter without `=`, and for a key that no run has.
+    for a filter without `=`, and for a key missing from all runs.
     """
     selected = list(runs)
     for text in filters:
@@ -152,9 +151,9 @@ def filter_runs(runs: Iterable[RunSummary], filters: Iterable[str]) -> list[RunS
 
 
 def sort_runs(runs: Iterable[RunSummary], key: str, *, is_reversed: bool) -> list[RunSummary]:
-    """Return runs by a column or a dotted setting; runs without a value are the last.
+    """Sort runs by a column or a dotted setting; runs without a value come last.
 
-    Raises SettingsError for a key that no run has.
+    Raises SettingsError for a key missing from all runs.
     """
     runs = list(runs)
     _check_key(key, runs)
@@ -171,7 +170,7 @@ def sort_runs(runs: Iterable[RunSummary], key: str, *, is_reversed: bool) -> lis
 
 
 def _check_key(key: str, runs: list[RunSummary]) -> None:
-    """Raise SettingsError for a key that is no column, and no setting of any run."""
+    """Raise SettingsError for a key that is neither a column nor any run's setting."""
     if key in COLUMNS or not runs or any(key in run.settings for run in runs):
         return
     known = {*COLUMNS, *(name for run in runs for name in run.settings)}

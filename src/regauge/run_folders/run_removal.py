@@ -1,6 +1,6 @@
 """Removes a run, unless it is running or other work depends on it.
 
-    .<name>.<8 hex digits>.removed    a run that is being removed, next to its former folder
+    .<name>.<8 hex digits>.removed    a run being removed, next to its former folder
 
 The folder is renamed first, so that a run is either whole or gone. A killed removal leaves the
 renamed folder behind; the next removal in the same folder deletes it.
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 REMOVED = ".removed"
 REGISTRY = "registry.json"
 VERSION = "version.json"
-"""The document of a version in a model registry."""
+"""A version's document in a model registry."""
 STOP_FIRST = "stop it first"
 
 
 def check_removable(folder: Path, root: Path) -> None:
     """Raise SettingsError if a run is running, or if other work below `root` depends on it.
 
-    Also raised for a folder that is no output folder of a run.
+    Also raised for a folder that is not a run's output folder.
     """
     if folder.is_symlink() or not folder.is_dir():
-        raise SettingsError(f"{folder} is no folder", "name the output folder of a run")
+        raise SettingsError(f"{folder} is not a folder", "name a run's output folder")
     if (folder / PIPELINE).is_file():
         remedy = "name one of its stages, or delete the folder"
-        raise SettingsError(f"{folder} is the folder of a pipeline", remedy)
+        raise SettingsError(f"{folder} is a pipeline folder", remedy)
     if not is_any_run(folder):
-        raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
+        raise SettingsError(f"{folder} does not contain a run", "name a run's output folder")
     tail = read_run_tail(folder)
     if tail.is_locked or _is_alive_elsewhere(tail):
         raise SettingsError(f"{folder} is running", STOP_FIRST)
@@ -55,7 +55,7 @@ def check_removable(folder: Path, root: Path) -> None:
 
 
 def _is_alive_elsewhere(tail: RunTail) -> bool:
-    """Return whether a run has recently given a sign of life, and has not recorded its end."""
+    """Return whether a run was alive recently, and has not recorded its end."""
     return tail.find_state(time.time()) == "running"
 
 
@@ -79,7 +79,7 @@ def _list_users(folder: Path, root: Path, run_id: str | None) -> Iterator[Path]:
 
 
 def _list_dependent_stages(folder: Path) -> Iterator[Path]:
-    """Yield the finished stages of the same pipeline that used this stage as an input."""
+    """Yield finished stages in the same pipeline that used this stage as an input."""
     name = folder.name.partition("-")[2]
     if not name or not (folder.parent / PIPELINE).is_file():
         return
@@ -90,7 +90,7 @@ def _list_dependent_stages(folder: Path) -> Iterator[Path]:
 
 
 def _flatten_all(document: Any) -> list[tuple[str, Any]]:
-    """Return all values of a document, also those in lists."""
+    """Return all values in a document, including those in lists."""
     if isinstance(document, list):
         document = {str(index): item for index, item in enumerate(document)}
     if not isinstance(document, dict):
@@ -99,7 +99,7 @@ def _flatten_all(document: Any) -> list[tuple[str, Any]]:
 
 
 def _is_inside(value: Any, folder: Path) -> bool:
-    """Return whether a value is the path of a folder, or of something in it."""
+    """Return whether a value is the path to a folder, or to something in it."""
     if isinstance(value, list | tuple):
         return any(_is_inside(item, folder) for item in value)
     if not isinstance(value, str) or "/" not in value or "\0" in value:
@@ -112,9 +112,9 @@ def _is_inside(value: Any, folder: Path) -> bool:
 
 
 def remove_run(folder: Path, root: Path) -> None:
-    """Remove the output folder of a run; no reader sees a part of it.
+    """Remove a run's output folder; readers never see part of it.
 
-    Raises SettingsError as `check_removable` does, also if the run has started meanwhile.
+    Raises SettingsError like `check_removable`, also if the run has started meanwhile.
     """
     check_removable(folder, root)
     folder = folder.resolve()
@@ -131,7 +131,7 @@ def remove_run(folder: Path, root: Path) -> None:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Delete the folders of killed removals, unless another process still deletes them."""
+    """Delete the folders left by killed removals, unless another process still deletes them."""
     locks = list_held_locks()
     for path in parent.glob(f".*{REMOVED}"):
         if find_file_id(path / LOCK) not in locks:

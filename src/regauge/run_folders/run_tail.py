@@ -1,8 +1,7 @@
-"""The present state of a run, read from the ends of its files in a few milliseconds.
+"""A run's present state, read from the ends of its files in a few milliseconds.
 
-`run_folder.py` reads the whole content of a finished run for reports. This module reads runs that
-are being written, and many runs at once. A file that is missing, incomplete or damaged leaves its
-part empty.
+`run_folder.py` reads a finished run's whole content for reports. This module reads runs that are
+being written, and many runs at once. A missing, incomplete or damaged file leaves its part empty.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ if TYPE_CHECKING:
     from regauge.run_folders.folder_lock import FileId
 
 RunState = Literal["running", "finished", "failed", "preempted", "unknown"]
-"""State of a run; it is unknown if the run ended without recording it, as after SIGKILL."""
+"""Run state; unknown if the run ended without recording it, as after SIGKILL."""
 FRESH_SECONDS = 30.0
-"""Time after the last sign of life of a run on another machine for which it counts as running."""
+"""A run on another machine counts as running this long after its last sign of life."""
 METRICS_BYTES, LEDGER_BYTES = 1 << 14, 1 << 13
-"""Bytes that are read at the end of `metrics.jsonl` and of `ledger.jsonl`."""
+"""Bytes to read at the end of `metrics.jsonl` and `ledger.jsonl`."""
 SPEED_LINES = 20
-"""Number of last metric lines over which the speed of a run is measured."""
+"""Last metric lines over which a run's speed is measured."""
 RESULT_FILES = {
     RESULT: None,
     DONE: None,
@@ -61,7 +60,7 @@ RESULT_FILES = {
     BENCHMARK: "benchmark",
     MANIFEST: "prepare",
 }
-"""Files that only a finished run has, with the verb that writes them."""
+"""File that only a finished run has -> verb that writes it."""
 
 
 class RunProgress(NamedTuple):
@@ -75,67 +74,65 @@ class RunProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class RunTail:
-    """The ends of the files of one output folder."""
+    """The ends of the files in one output folder."""
 
     folder: Path
     verb: str | None
     settings: Document
-    """The tables of `run.json`, without the identity."""
+    """`run.json` tables, without the identity."""
     identity: Document
     metrics: tuple[Document, ...]
-    """The last lines of `metrics.jsonl` with values, oldest first."""
+    """Last `metrics.jsonl` lines with values, oldest first."""
     stop_reason: str | None
-    """The reason for the end of a finished training run."""
+    """Why a finished training run ended."""
     ledger: Document
-    """The last line of `ledger.jsonl`; empty without one."""
+    """Last `ledger.jsonl` line; empty without one."""
     launches: tuple[Document, ...]
-    """The lines of `attempts.jsonl`; for `predict` the last line of each job."""
+    """`attempts.jsonl` lines; for `predict` each job's last line."""
     has_result: bool
     last_seen_at: float | None
-    """Time of the last sign of life, in seconds since the epoch."""
+    """Last sign of life, in seconds since the epoch."""
     is_locked: bool
-    """Whether a process of this machine holds the lock of the folder."""
+    """Whether a local process holds the folder lock."""
     lock_owner: str
-    """Host of the process that locked the folder last; empty if it is unknown."""
+    """Host whose process locked the folder last; empty if unknown."""
 
     @property
     def last_launch(self) -> Document:
-        """The last line of `attempts.jsonl`; empty without one."""
+        """Last `attempts.jsonl` line; empty without one."""
         return self.launches[-1] if self.launches else {}
 
     @property
     def step(self) -> int | None:
-        """The last step that the run logged."""
         lines = [line for line in (*self.metrics[-1:], self.ledger) if line]
         return max((int(line["step"]) for line in lines), default=None)
 
     @property
     def attempt(self) -> int | None:
-        """The number of the last attempt."""
         return max((line["attempt"] for line in self.launches if "attempt" in line), default=None)
 
     @property
     def began_at(self) -> float | None:
-        """Time of the first start, in seconds since the epoch."""
+        """First start, in seconds since the epoch."""
         return min(self._list_times("started_at"), default=None)
 
     @property
     def ended_at(self) -> float | None:
-        """Time of the last recorded end, in seconds since the epoch."""
+        """Last recorded end, in seconds since the epoch."""
         return max(self._list_times("ended_at"), default=None)
 
     def _list_times(self, key: str) -> list[float]:
         return [line[key] for line in self.launches if line.get(key) is not None]
 
     def find_setting(self, key: str) -> object:
-        """Return a setting by its dotted key; None if it is not set."""
+        """Return a setting by dotted key; None if it is not set."""
         value: object = self.settings
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         return value
 
     def find_value(self, metric: str) -> float | str | None:
-        """Return the last value of a metric; NaN and infinities are texts."""
+        """Return a metric's last value; NaN and infinities are texts."""
         values = (line[metric] for line in reversed(self.metrics) if metric in line)
         value: float | str | None = next(values, None)
         return value
@@ -152,7 +149,7 @@ class RunTail:
         return next(iter([*filter(is_evaluation_metric, names), *losses]), None)
 
     def compute_total_steps(self) -> int | None:
-        """Return the number of steps of the whole run; None if it is not known yet."""
+        """Return the run's total steps; None if not known yet."""
         steps, epochs = self.find_setting("stop.steps"), self.find_setting("stop.epochs")
         if isinstance(steps, int):
             return steps
@@ -163,7 +160,7 @@ class RunTail:
         return max(1, round(int(line["step"]) / epoch * epochs))
 
     def measure_step_seconds(self) -> float | None:
-        """Return the seconds per step over the last lines of the last attempt, pauses included."""
+        """Return the seconds per step over the last attempt's last lines, pauses included."""
         lines = [line for line in self.metrics if line.get("seconds") is not None]
         recent = [line for line in lines if line["attempt"] == lines[-1]["attempt"]][-SPEED_LINES:]
         num_steps = recent[-1]["step"] - recent[0]["step"] if recent else 0
@@ -173,7 +170,7 @@ class RunTail:
         return seconds / num_steps
 
     def find_progress(self, *, first_step: int = 0, is_finished: bool) -> RunProgress | None:
-        """Return the steps that are done, at least `first_step`; None if nothing is known."""
+        """Return the completed steps, at least `first_step`; None if nothing is known."""
         step, total = max(self.step or 0, first_step), self.compute_total_steps()
         if not step and total is None:
             return None
@@ -185,7 +182,7 @@ class RunTail:
         return RunProgress(step, total, max(0, total - step) * seconds)
 
     def find_state(self, now: float) -> RunState:
-        """Return the state of the run at a time in seconds since the epoch."""
+        """Return the run's state at a time in seconds since the epoch."""
         last_lines = self._last_lines()
         is_fresh = self.last_seen_at is not None and now - self.last_seen_at < FRESH_SECONDS
         is_open = not last_lines or any(line.get("ended_at") is None for line in last_lines)
@@ -202,11 +199,11 @@ class RunTail:
         return "failed"
 
     def _last_lines(self) -> tuple[Document, ...]:
-        """Return the last line of the run, or of each job."""
+        """Return the run's last line, or each job's."""
         return self.launches if self.verb == "predict" else self.launches[-1:]
 
     def compute_usd(self, now: float) -> float | None:
-        """Return the dollars so far; None if no price is known."""
+        """Return the dollars so far; None if the price is unknown."""
         prices = (price_line(line, now, self.last_seen_at) for line in self._last_lines())
         amounts = [price for price in prices if price is not None]
         usd: float | None = self.ledger.get("usd")
@@ -222,7 +219,7 @@ class RunTail:
 
 
 def price_line(line: Document, now: float, last_seen_at: float | None) -> float | None:
-    """Return the dollars up to a line of `attempts.jsonl`, and since if it has no end."""
+    """Return the dollars up to an `attempts.jsonl` line, and since then if it lacks an end."""
     usd: float | None = line.get("usd")
     rate = line.get("usd_per_hour")
     if line.get("ended_at") is not None or rate is None or line.get("started_at") is None:
@@ -232,23 +229,22 @@ def price_line(line: Document, now: float, last_seen_at: float | None) -> float 
 
 
 def is_any_run(folder: Path) -> bool:
-    """Return whether a folder is the output folder of a run of any verb."""
+    """Return whether a folder is the output folder for a run with any verb."""
     names = (*MARKER_FILES, DONE)
     return any((folder / name).is_file() for name in names) or is_predict_folder(folder)
 
 
 def is_predict_folder(folder: Path) -> bool:
-    """Return whether a folder is the output folder of `predict`."""
+    """Return whether a folder is a `predict` output folder."""
     return (folder / JOBS).is_dir() and (folder / JOB).is_file()
 
 
 def list_job_folders(folder: Path) -> list[Path]:
-    """Return the folders of the jobs of `predict`, by name."""
     return sorted(path for path in (folder / JOBS).glob("*") if path.is_dir())
 
 
 def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> RunTail:
-    """Read the ends of the files of an output folder; `held_locks` is from `list_held_locks`."""
+    """Read an output folder's file ends; `held_locks` is from `list_held_locks`."""
     locks = list_held_locks() if held_locks is None else held_locks
     run = read_document(folder / SAVED_RUN, RunShape)
     done = {} if run else read_document(folder / DONE, StageRecord)
@@ -284,7 +280,7 @@ def _read_launches(homes: list[Path], *, is_predict: bool) -> tuple[Document, ..
 
 
 def _find_last_seen(homes: list[Path], metrics: Path) -> float | None:
-    """Return the last sign of life; of a run without a supervisor, its last line of metrics."""
+    """Return the last sign of life; without a supervisor, the last metrics line."""
     times = [seen for home in homes if (seen := read_last_seen(home)) is not None]
     if not times and not (metrics.parent / ATTEMPTS).exists() and metrics.is_file():
         return metrics.stat().st_mtime

@@ -1,7 +1,7 @@
-"""Metric lines of a run as one series per metric, across all attempts.
+"""A run's metric lines as one series per metric, across all attempts.
 
-A resumed run repeats the steps after its resume point. The values of the last attempt count;
-earlier values of the repeated steps are lost work and are dropped.
+A resumed run repeats the steps after its resume point. The last attempt's values count; earlier
+values for the repeated steps are lost work and are dropped.
 """
 
 from __future__ import annotations
@@ -20,24 +20,20 @@ if TYPE_CHECKING:
 Series = tuple[tuple[int, float], ...]
 """(step, value), sorted by step."""
 Points = tuple[tuple[float, float], ...]
-"""(x, y) of a curve."""
+"""(x, y) points on a curve."""
 
 _LINE_KEYS = ("attempt", "step", "seconds")
 
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """One launch of a run, as read from its metrics."""
-
     number: int
     first_step: int
-    """First step with a line."""
     last_step: int
-    """Last step with a line."""
     rerun_from_step: int | None
     """Step from which a later attempt repeated this one; None if every step counts."""
     seconds: float | None
-    """Seconds from the start of the attempt to its last line."""
+    """Seconds from the attempt's start to its last line."""
     outcome: str | None = None
     """How the attempt ended, as the supervisor recorded it; None if running or unsupervised."""
 
@@ -45,7 +41,7 @@ class AttemptSummary:
 def summarize_attempts(
     lines: list[dict[str, Any]], ends: Mapping[int, str]
 ) -> tuple[AttemptSummary, ...]:
-    """Return the attempts that wrote these lines, in the order of their numbers.
+    """Return the attempts that wrote these lines, by number.
 
     `ends` maps an attempt's number to how it ended.
     """
@@ -85,7 +81,7 @@ def merge_attempts(
 def _infer_averaged_steps(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield lines by attempt; a training line without AVERAGED_STEPS gets it from its predecessor.
 
-    It stays unknown in the first training line of a later attempt.
+    It stays unknown in a later attempt's first training line.
     """
     attempt = 1
     last_step: int | None = 0
@@ -113,7 +109,7 @@ def smooth(series: Series) -> Series:
 
 
 def downsample(series: Points, max_points: int) -> Points:
-    """Return about `max_points` points: the smallest and the largest of each interval.
+    """Return about `max_points` points: each interval's smallest and largest.
 
     Spikes stay visible; a mean would hide them.
     """

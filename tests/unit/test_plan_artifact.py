@@ -101,7 +101,7 @@ def test_the_price_of_the_user_is_paid(
         (("--predict", "5", "execution.price.discunts={p5 = 0.1}"), "did you mean 'discounts'"),
         (
             ("--predict", "5", "--on", "c7i.xlarge", "execution.price.region=eu-west-1"),
-            "no price of 'c7i.xlarge' in eu-west-1",
+            "lacks a price for 'c7i.xlarge' in eu-west-1",
         ),
         (("--serve", "5", "--slo-ms", "0.000001", "--on", "c7i.xlarge"), "no machine type answers"),
     ],

@@ -313,7 +313,7 @@ batch = { rows = 1024, microbatch_rows = 8 }
         ),
         (
             (LLAMA, "--cheapest", "stop.steps=9", "model.config.vocab_size=10000000000"),
-            "fits on no machines",
+            "does not fit on any catalog machines",
         ),
     ],
 )

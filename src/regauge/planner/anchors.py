@@ -1,7 +1,6 @@
-"""Measured runs near a prediction: the published rows of the package, and the user's own runs.
+"""Measured runs near a prediction: published rows from the package, and the user's own runs.
 
-A prediction is corrected by the errors of the planner on the nearest runs. `run_history` stores the
-runs of the user.
+The planner's errors on the nearest runs correct a prediction. `run_history` stores the user's runs.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
 MEASURED = Path(__file__).with_name("measured_training.csv")
 MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
 OTHER = {"chip": 6.0, "stack": 2.0, "recomputation": 1.0, "strategy": 0.7}
-"""Distance of a row whose chip, stack, recomputation or strategy differs."""
+"""Distance to a row with another chip, stack, recomputation or strategy."""
 OTHER_IN_MEMORY = OTHER | {"chip": 0.3}
-"""The same for the memory, which depends on the chip by its libraries alone."""
+"""The same for memory, which depends on the chip only through its libraries."""
 OTHER_PRECISION = 1.0
-"""Distance of a run with another precision."""
+"""Distance to a run with another precision."""
 PER_YEAR = 0.7
 """Distance for each year between two measurements."""
 MIDDLE_MONTH = 7
-"""Month of a date that has only a year."""
+"""Assumed month for a date that only has a year."""
 REACH = 0.4
-"""Distance over which the error of a run counts for another one."""
+"""Length scale of the kernel that averages errors from nearby runs."""
 PRIOR_WEIGHT = 0.1
-"""Weight of no correction beside the weights of the near runs."""
+"""Weight for "no correction" beside the nearby runs' weights."""
 PUBLISHED_MEMORY_WEIGHT = 0.1
-"""Weight of a published row in the memory, which repeated runs reproduce within 10 % alone."""
+"""Weight of a published memory row, which repeated runs reproduce only within 10 %."""
 OWN_WEIGHT = 10.0
-"""Weight of a run of the user, against a published one: it has the same software."""
+"""Weight of a user's run relative to a published one: it has the same software."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,9 @@ class Features:
     accumulation: int
     devices: int
     year: float = 0.0
-    """Year of the measurement, with its fraction; 0 if unknown. Software changes with time."""
+    """Measurement year, with its fraction; 0 if unknown. Software changes with time."""
     precision: str = ""
-    """Precision of weights and products; empty if unknown."""
+    """Weight and product precision; empty if unknown."""
 
     @cached_property
     def scaled_logs(self) -> tuple[float, ...]:
@@ -73,11 +72,11 @@ class Features:
 
     @cached_property
     def placement(self) -> str:
-        """The strategy; replicas of a model on one device are a single one."""
+        """The strategy; replicas on one device count as a single model."""
         return self.strategy.replace("ddp", "single") if self.devices == 1 else self.strategy
 
     def distance(self, other: Features, differences: Mapping[str, float] = OTHER) -> float:
-        """Return the distance: 1 for a factor of e in one size of weight 1."""
+        """Return the distance: 1 for a factor of e in one size with weight 1."""
         squares = math.dist(self.scaled_logs, other.scaled_logs) ** 2
         for name, distance in differences.items():
             attribute = "placement" if name == "strategy" else name
@@ -98,7 +97,7 @@ SIZE_WEIGHTS = {
     "accumulation": 0.1,
     "devices": 0.25,
 }
-"""Weight of each size in the distance: step time is less sensitive to those below 1."""
+"""Weight per size in the distance: step time is less sensitive to those below 1."""
 
 
 MEASUREMENTS = ("measured_seconds", "predicted_seconds", "measured_bytes", "predicted_bytes")
@@ -112,35 +111,34 @@ class Anchor:
     features: Features
     source: str
     measured_seconds: float | None = None
-    """Seconds of a step; None if not measured."""
+    """Seconds per step; None if not measured."""
     predicted_seconds: float | None = None
     date: str = ""
     measured_bytes: float | None = None
-    """Peak memory of one device."""
+    """Peak memory per device."""
     predicted_bytes: float | None = None
     run_id: str = ""
-    """Id of a run of the user; empty for a published row."""
+    """Id for a user's run; empty for a published row."""
     planned_seconds: float | None = None
-    """Seconds of a step that `plan` printed before the run, corrected by earlier runs."""
+    """Seconds per step that `plan` printed before the run, corrected by earlier runs."""
     planned_bytes: float | None = None
     machine: MachineRates | None = None
-    """The machine of a run of the user that is not in the catalog."""
 
     @property
     def weight(self) -> float:
-        """Weight of the errors in a correction."""
+        """How much the errors weigh in a correction."""
         return OWN_WEIGHT if self.run_id else 1.0
 
     @property
     def log_error(self) -> float | None:
-        """Return log(measured / predicted) of the step time; None without a measurement."""
+        """Return log(measured / predicted) for the step time; None without a measurement."""
         if not self.measured_seconds or not self.predicted_seconds:
             return None
         return math.log(self.measured_seconds / self.predicted_seconds)
 
     @property
     def log_memory_error(self) -> float | None:
-        """Return log(measured / predicted) of the memory; None without a measurement."""
+        """Return log(measured / predicted) for the memory; None without a measurement."""
         if not self.measured_bytes or not self.predicted_bytes:
             return None
         return math.log(self.measured_bytes / self.predicted_bytes)
@@ -155,7 +153,7 @@ class Neighbour:
 
 
 def describe(job: TrainingJob, machine: MachineRates, count: int) -> Features:
-    """Return the features of a job on `count` machines."""
+    """Return a job's features on `count` machines."""
     parallel = job.parallelism
     return Features(
         chip=machine.chip,
@@ -193,13 +191,13 @@ def find_nearest_memory(
 
 
 def correct(neighbours: Sequence[Neighbour]) -> float:
-    """Return the factor by which the errors of near runs correct a predicted step time."""
+    """Return the factor by which nearby runs' errors correct a predicted step time."""
     errors = [(_weigh(item), item.anchor.log_error) for item in neighbours]
     return math.exp(_average_errors(errors))
 
 
 def correct_memory(neighbours: Sequence[Neighbour]) -> float:
-    """Return the factor by which the errors of near runs correct a predicted peak memory."""
+    """Return the factor by which nearby runs' errors correct a predicted peak memory."""
     errors = [
         (
             _weigh(item) * (1.0 if item.anchor.run_id else PUBLISHED_MEMORY_WEIGHT),
@@ -211,20 +209,20 @@ def correct_memory(neighbours: Sequence[Neighbour]) -> float:
 
 
 def _average_errors(errors: Sequence[tuple[float, float | None]]) -> float:
-    """Return the mean of weighted errors, drawn to 0 by the weight of no correction."""
+    """Return the weighted mean error, shrunk to 0 by the weight for "no correction"."""
     known = [(weight, error) for weight, error in errors if error is not None]
     total = sum(weight * error for weight, error in known)
     return total / (sum(weight for weight, _ in known) + PRIOR_WEIGHT)
 
 
 def _weigh(neighbour: Neighbour) -> float:
-    """Return the weight of a run by its distance; runs of the user weigh more."""
+    """Return a run's weight by distance; the user's runs weigh more."""
     return neighbour.anchor.weight * math.exp(-0.5 * (neighbour.distance / REACH) ** 2)
 
 
 @cache
 def load_published(path: Path = MEASURED) -> tuple[Anchor, ...]:
-    """Return the published rows of the package, of step time or of memory."""
+    """Return the package's published rows for step time or memory."""
     return tuple(_parse_row(row) for row in read_csv_rows(path))
 
 
@@ -241,7 +239,7 @@ def _parse_row(row: dict[str, str]) -> Anchor:
 
 
 def parse_year(date: str) -> float:
-    """Return the year of a date such as 2024-09-16, with its fraction; 0 if it is empty."""
+    """Return the year in a date such as 2024-09-16, with its fraction; 0 if empty."""
     match = re.match(r"(\d{4})(?:-(\d{2}))?", date)
     if match is None:
         return 0.0

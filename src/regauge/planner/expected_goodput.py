@@ -1,4 +1,4 @@
-"""Share of the wall time that trains, when machines fail and checkpoints cost time.
+"""Share of wall time spent training, when machines fail and checkpoints cost time.
 
 Sources: Young, 1974; Daly, 2006: the interval sqrt(2 C M) between checkpoints minimizes the loss.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from regauge.system.units import SECONDS_PER_HOUR
 
 MACHINE_MTBF_HOURS = 6300.0
-"""Mean hours between failures of one machine of 8 devices.
+"""Mean hours between failures for one machine with 8 devices.
 
-Source: Dubey et al., 2024 (Llama 3): 419 unexpected failures of 2,048 machines in 54 days.
+Source: Dubey et al., 2024 (Llama 3): 419 unexpected failures on 2,048 machines in 54 days.
 """
 
 
 @dataclass(frozen=True)
 class ExpectedGoodput:
-    """The loss by failures and checkpoints, and the interval that minimizes it."""
+    """Loss from failures and checkpoints, and the interval that minimizes it."""
 
     share: float
-    """Seconds of training for each second of wall time."""
+    """Training seconds per wall-clock second."""
     interval_seconds: float
     """Seconds between checkpoints."""
     failures_per_day: float
@@ -36,8 +36,8 @@ def plan_goodput(
 ) -> ExpectedGoodput:
     """Return the goodput 1 - C / tau - (tau / 2 + R) / M at tau = sqrt(2 C M).
 
-    C: seconds that a checkpoint stops the training; R: seconds from a failure to the next step;
-    M: seconds between failures of the job. The share is at least 0.
+    C: seconds that a checkpoint stops the training; R: seconds from a failure to the next step; M:
+    seconds between job failures. The share is at least 0.
     """
     between = mtbf_hours * SECONDS_PER_HOUR / machines
     interval = math.sqrt(2 * checkpoint_seconds * between)

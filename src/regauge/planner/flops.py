@@ -1,4 +1,4 @@
-"""FLOPs of training on one token by part, and model FLOPs utilization (MFU).
+"""Training FLOPs per token by part, and model FLOPs utilization (MFU).
 
 The formula is `models.flops.FLOPS_FORMULA`, to which a plan adds the output layer.
 """
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from regauge.planner.training_job import Recomputation, TrainingJob
 
 MASKED_FRACTION = 0.15
-"""Share of the positions that a masked language model computes logits for."""
+"""Share of positions for which a masked language model computes logits."""
 RECOMPUTED = {"none": 0.0, "selective": 0.4, "full": 1.0}
-"""Share of the forward pass that is computed again in the backward pass."""
+"""Share of the forward pass that the backward pass recomputes."""
 FORWARD_SHARE = 1 / 3
 
 
 def head_flops(shape: ModelShape, head: Head) -> float:
-    """Return the training FLOPs of the output layer for one token: 6 E for each position."""
+    """Return training FLOPs per token for the output layer: 6 E per position."""
     if head == "none":
         return 0.0
     positions = MASKED_FRACTION if head == "masked-lm" else 1.0
@@ -30,13 +30,13 @@ def head_flops(shape: ModelShape, head: Head) -> float:
 
 
 def matmul_flops(shape: ModelShape) -> float:
-    """Return the training FLOPs of the weights of all layers for one token: 6 N."""
+    """Return training FLOPs per token for the weights in all layers: 6 N."""
     weights = shape.layers * shape.layer_matmul
     return compute_flops(weights, weights)
 
 
 def attention_flops(shape: ModelShape, length: int) -> float:
-    """Return the training FLOPs of the attention for one token: 12 L h S.
+    """Return training FLOPs per token for attention: 12 L h S.
 
     h is heads x head_dim; S is the mean number of attended positions, without a causal mask.
     """
@@ -45,7 +45,7 @@ def attention_flops(shape: ModelShape, length: int) -> float:
 
 
 def training_flops(shape: ModelShape, length: int, head: Head = "lm") -> float:
-    """Return the model FLOPs of training on one token in a row of `length` tokens."""
+    """Return model FLOPs for training on one token in a row with `length` tokens."""
     return matmul_flops(shape) + head_flops(shape, head) + attention_flops(shape, length)
 
 
@@ -55,5 +55,5 @@ def recomputed_share(recomputation: Recomputation) -> float:
 
 
 def mfu(job: TrainingJob, tokens_per_second: float, peak_flops: float) -> float:
-    """Return the model FLOPs utilization at tokens per second of one device."""
+    """Return model FLOPs utilization at one device's tokens per second."""
     return tokens_per_second * training_flops(job.shape, job.length, job.head) / peak_flops

@@ -1,8 +1,7 @@
-"""Plans of inference with an artifact: machines, buckets, replicas, dollars per million, hours.
+"""Inference plans for an artifact: machines, buckets, replicas, dollars per million, hours.
 
-The times of batches are those that `export` measured (`bucket_times.json`). Another chip computes
-in proportion to its data sheet, with a wider interval: the slower of its peak and its bandwidth
-decides.
+`export` measured the batch times (`bucket_times.json`). Another chip computes in proportion to its
+data sheet, with a wider interval: the slower of its peak and its bandwidth decides.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from regauge.machines.catalog import CatalogChip, Instance
 
 SAME_CHIP_SPREAD, OTHER_CHIP_SPREAD = 0.1, 0.4
-"""Standard deviation of the logarithm of a time, on the measured chip and on another one."""
+"""Standard deviation of a time's logarithm, on the measured chip and on another one."""
 MAX_LOAD = 0.7
 """Share of the time that a server computes; above it, queues grow."""
 BATCHES_PER_ANSWER = 2
@@ -42,45 +41,43 @@ HOST_SHARE = 0.9
 
 
 class ShapeTimes(Protocol):
-    """Milliseconds of batches by shape."""
+    """Batch shape -> milliseconds."""
 
     def milliseconds(self, length: int, rows: int) -> float:
-        """Return the milliseconds of a batch of `rows` rows of `length` tokens."""
+        """Return the milliseconds for a batch with `rows` rows and `length` tokens each."""
 
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """An artifact with its measured times, and the lengths of its texts."""
+    """An artifact with measured times, and its text lengths."""
 
     times: ShapeTimes
     shapes: tuple[tuple[int, int], ...]
-    """Measured length and rows of each batch shape."""
+    """Measured length and rows for each batch shape."""
     chip: str
-    """Name of the chip of the measurement, as the machine reports it."""
+    """Chip used in the measurement, as named by the machine."""
     threads: int
-    """CPU threads of the measurement."""
+    """CPU threads used in the measurement."""
     histogram: tuple[int, ...]
     """Entry i is the number of texts with i tokens."""
     price: Price = field(default_factory=Price)
-    """Region and discounts of the catalog's prices, or the price of the only machine type."""
+    """Region and discounts for catalog prices, or the only machine type's price."""
 
 
 @dataclass(frozen=True)
 class InferenceOption:
-    """Machines for inference, with rate and cost."""
-
     instance: Instance
     usd_per_hour: float
-    """Dollars per hour of one machine."""
+    """Dollars per hour for one machine."""
     count: int
     replicas: int
     """Programs that compute at the same time on one machine."""
     rows: int
-    """Rows of the largest batch."""
+    """Rows in the largest batch."""
     rows_per_second: Estimate
-    """Rows per second of all machines, fully loaded."""
+    """Rows per second over all machines, fully loaded."""
     latency_ms: float | None
-    """Milliseconds of a request of the longest usual text (p99 of the lengths)."""
+    """Request milliseconds for the longest usual text (p99 length)."""
     usd_per_million: Estimate
     hours: Estimate | None = None
     usd: Estimate | None = None
@@ -89,7 +86,7 @@ class InferenceOption:
 
 
 def find_measured_chip(text: str) -> CatalogChip | None:
-    """Return the chip of the catalog that a machine's text names, such as `NVIDIA L4`."""
+    """Return the catalog chip named in a machine's text, such as `NVIDIA L4`."""
     words = text.replace("(R)", " ").replace("-", " ").replace("_", " ").lower().split()
     for chip in load_chips().values():
         marks = [word.lower() for word in chip.name.replace("-", " ").split()]
@@ -113,9 +110,9 @@ class Placed(NamedTuple):
 def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> list[Placed]:
     """Return the machine types that can be planned, or the named ones.
 
-    The measured chip has factor 1, and so has a named type if the measured chip is unknown. Types
+    The measured chip has factor 1, and so does a named type if the measured chip is unknown. Types
     without a price are left out. Raises SettingsError if nothing can be planned, or if a named type
-    has no price.
+    lacks a price.
     """
     measured = find_measured_chip(request.chip)
     instances = [find_instance(name, "--on") for name in names] or list(load_instances().values())
@@ -128,7 +125,7 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
             factor = _compare_chips(measured, chip)
         price = _find_price(instance, request.price)
         if price is None and names:
-            problem = f"the catalog has no price of '{instance.name}' in {request.price.region}"
+            problem = f"the catalog lacks a price for '{instance.name}' in {request.price.region}"
             raise SettingsError(problem, "set execution.price.usd_per_hour, or import a price")
         if factor is None or price is None:
             continue
@@ -142,7 +139,7 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
 
 
 def count_replicas(instance: Instance, threads: int) -> int:
-    """Return the programs that compute at the same time: one for each core or group of threads."""
+    """Return how many programs compute at the same time: one per core or thread group."""
     if instance.chips:
         return instance.chips * load_cores().get(instance.chip, 1)
     return max((instance.vcpus or 1) // max(threads, 1), 1)
@@ -171,9 +168,9 @@ def _find_peak(chip: CatalogChip) -> float | None:
 def plan_prediction(
     request: InferenceRequest, num_rows: int, names: Sequence[str] = ()
 ) -> list[InferenceOption]:
-    """Return single machines for batch inference of a number of rows, the cheapest first.
+    """Return single machines for batch inference on a number of rows, cheapest first.
 
-    Hours and dollars are those of all rows; several machines divide the hours, not the dollars.
+    Hours and dollars are for all rows; several machines divide the hours, not the dollars.
     """
     milliseconds, rows = find_row_milliseconds(request)
     options = []
@@ -225,7 +222,7 @@ def _find_spread(placed: Placed) -> float:
 
 
 def _find_price(instance: Instance, settings: Price) -> float | None:
-    """Return the dollars per hour of a machine type; None if they are unknown."""
+    """Return a machine type's dollars per hour; None if unknown."""
     if settings.usd_per_hour is not None and settings.instance in (None, instance.name):
         return settings.usd_per_hour
     price = find_listed_price(instance, settings.discounts, settings.region)
@@ -233,7 +230,7 @@ def _find_price(instance: Instance, settings: Price) -> float | None:
 
 
 def _build_option(placed: Placed, count: int, rows: int, rate: float) -> InferenceOption:
-    """Return an option of `count` machines, each with a rate in rows per second."""
+    """Return an option with `count` machines, each with a rate in rows per second."""
     estimate = intervals.estimate(rate, _find_spread(placed))
     price = placed.usd_per_hour
     return InferenceOption(
@@ -250,22 +247,21 @@ def _build_option(placed: Placed, count: int, rows: int, rate: float) -> Inferen
 
 
 def list_batch_rows(request: InferenceRequest) -> list[int]:
-    """Return the measured numbers of rows of a batch, in rising order."""
+    """Return the measured batch row counts, in rising order."""
     return sorted({rows for _, rows in request.shapes})
 
 
 def list_lengths(request: InferenceRequest) -> list[int]:
-    """Return the measured lengths of a batch, in rising order."""
     return sorted({length for length, _ in request.shapes})
 
 
 def find_row_milliseconds(
     request: InferenceRequest, max_rows: int | None = None
 ) -> tuple[float, int]:
-    """Return the mean milliseconds of a row, and the number of rows of the best batch.
+    """Return mean milliseconds per row, and the best batch's row count.
 
-    Each text is padded to the next measured length. The rows of a batch are at most `max_rows`, and
-    a measured number of its length unless all of those are larger: the time of another shape is an
+    Each text is padded to the next measured length. A batch has at most `max_rows` rows, and a row
+    count measured for its length unless all of those are larger: another shape's time is an
     estimate, which may be lower than each measured one.
     """
     lengths = list_lengths(request)

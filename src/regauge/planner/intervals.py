@@ -1,7 +1,7 @@
-"""Intervals of predictions: 80 % of the measurements are between p10 and p90.
+"""Prediction intervals: 80 % of the measurements are between p10 and p90.
 
-log(measured / predicted) is taken as normal. Its standard deviation is the one of rows that the
-fit did not see, joined with the distance to the nearest measured row.
+log(measured / predicted) is taken as normal. Its standard deviation comes from rows not used in the
+fit, joined with the distance to the nearest measured row.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import math
 from regauge.planner.training_job import Estimate
 
 NORMAL_P90 = 1.2815515655446004
-"""The 90th percentile of the standard normal distribution."""
+"""The standard normal distribution's 90th percentile."""
 SPREAD_PER_DISTANCE = 0.05
-"""Growth of the standard deviation for each unit of distance to the nearest measured row."""
+"""Standard deviation growth per unit distance to the nearest measured row."""
 NEAR = 1.0
 """Distance within which a measured row counts as near: a factor of e in one size."""
 
@@ -24,12 +24,12 @@ def widen(spread: float, distance: float) -> float:
 
 
 def estimate(value: float, spread: float) -> Estimate:
-    """Return an estimate around a value; `spread` is the standard deviation of its logarithm."""
+    """Return an estimate around a value; `spread` is its logarithm's standard deviation."""
     factor = math.exp(NORMAL_P90 * spread)
     return Estimate(value / factor, value, value * factor)
 
 
 def overlaps(first: Estimate, second: Estimate) -> bool:
-    """Return whether two estimates are a tie: each p50 is in the interval of the other."""
+    """Return whether two estimates tie: each p50 is in the other's interval."""
     inside = first.p10 <= second.p50 <= first.p90
     return inside and second.p10 <= first.p50 <= second.p90

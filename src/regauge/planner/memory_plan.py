@@ -1,8 +1,8 @@
-"""Peak memory of one device in training, by part, in bytes.
+"""One device's peak training memory, by part, in bytes.
 
 Sources: Rajbhandari et al., 2020 (ZeRO) for the states; Korthikanti et al., 2022, for the
-activations: 34 h + 5 a S bytes a token and layer in bf16, of which the 5 a S are not stored by a
-fused attention.
+activations: 34 h + 5 a S bytes per token and layer in bf16, where fused attention does not store
+the 5 a S.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ STATE_BYTES = {
     "fp8": (4.0, 4.0, 0.0),
     "nf4": (0.55, 2.0, 0.0),
 }
-"""Bytes of a weight, of its gradient, and of its master copy."""
 UPDATE_BYTES = {
     "fp32": 4.0,
     "tf32": 4.0,
@@ -39,26 +38,26 @@ UPDATE_BYTES = {
     "fp8": 4.0,
     "nf4": 2.0,
 }
-"""Bytes of a parameter during its update: a copy, and the gradient in fp32 for a master copy."""
+"""Bytes per parameter during the update: a copy, and a fp32 gradient for a master copy."""
 MOMENT_BYTES = {"adamw": 8.0, "sgd": 4.0, "8bit": 2.0}
-"""Bytes of the moments of a parameter. bf16 weights without a master copy halve all but 8 bits."""
+"""Moment bytes per parameter. bf16 weights without a master copy halve all but 8 bits."""
 LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
-"""Bytes of a logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
+"""Bytes per logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
 SELECTIVE_SHARE = 0.37
-"""Share of the activations that selective recomputation stores."""
+"""Share of the activations stored by selective recomputation."""
 CERTAIN = 2.0
-"""Standard deviations beyond which a verdict is certain: 1 of 40 is wrong."""
+"""Standard deviations beyond which a verdict is certain: 1 in 40 is wrong."""
 WHOLE_BYTES = 2.0
-"""Bytes of a gathered or an unquantized weight."""
+"""Bytes per gathered or unquantized weight."""
 EAGER_NORM = 16
-"""Bytes of h that the two RMS norms of a layer store in fp32, if nothing fuses them."""
+"""Bytes of h stored in fp32 by a layer's two RMS norms, if nothing fuses them."""
 GATHERED_LAYERS = 2
-"""Layers of which FSDP holds the whole weights at once: the current one and the next."""
+"""Layers that FSDP holds whole at once: the current one and the next."""
 
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of one device by part; their sum is the peak."""
+    """One device's bytes by part; their sum is the peak."""
 
     weights: float
     gradients: float
@@ -66,11 +65,11 @@ class MemoryParts:
     activations: float
     logits: float
     working_set: float
-    """Gathered layers of FSDP, or the casts of the weights."""
+    """Layers gathered by FSDP, or weight casts."""
     context: float
     """Libraries, kernels and communication buffers."""
     fragmentation: float
-    """Memory that the allocator reserves and cannot use."""
+    """Memory that the allocator reserves but cannot use."""
 
     @property
     def total(self) -> float:
@@ -80,8 +79,6 @@ class MemoryParts:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of one device: parts, interval and verdict."""
-
     parts: MemoryParts
     total: Estimate
     capacity: float
@@ -89,7 +86,7 @@ class MemoryPlan:
 
 
 def count_shards(job: TrainingJob, devices: int) -> Shards:
-    """Return the number of devices over which the strategy divides the states."""
+    """Return how many devices share the states under the strategy."""
     return job.strategy.count_shards(_count_copies(job, devices))
 
 
@@ -98,7 +95,7 @@ def _count_copies(job: TrainingJob, devices: int) -> int:
 
 
 def plan_parts(job: TrainingJob, devices: int, constants: MemoryConstants) -> MemoryParts:
-    """Return the bytes of one device by part."""
+    """Return one device's bytes by part."""
     shards = count_shards(job, devices)
     weights, gradients, optimizer = state_bytes(job, devices)
     activations, logits = _activation_and_logit_bytes(job, constants.activation_scale)
@@ -131,9 +128,9 @@ def judge(total: Estimate, capacity: float) -> Verdict:
 
 
 def _local_parameters(job: TrainingJob) -> float:
-    """Return the parameters of one device before sharding.
+    """Return one device's parameters before sharding.
 
-    The first or the last pipeline stage has the most: its layers, and one embedding matrix.
+    The first or last pipeline stage has the most: its layers, and one embedding matrix.
     """
     shape, parallel = job.shape, job.parallelism
     total = shape.parameters(job.head)
@@ -144,9 +141,9 @@ def _local_parameters(job: TrainingJob) -> float:
 
 
 def state_bytes(job: TrainingJob, devices: int) -> tuple[float, float, float]:
-    """Return the bytes of weights, gradients and optimizer, with its master weights.
+    """Return the bytes for weights, gradients and optimizer, with its master weights.
 
-    They are exact for a run of Regauge. Other software stores what its precision needs.
+    They are exact for a Regauge run. Other software stores what its precision needs.
     """
     if job.weights is not None:
         copies = _count_copies(job, devices)
@@ -172,7 +169,7 @@ def state_bytes(job: TrainingJob, devices: int) -> tuple[float, float, float]:
 
 
 def layer_activation_bytes(job: TrainingJob) -> float:
-    """Return the bytes that one layer stores for a micro-batch without recomputation."""
+    """Return the bytes that one layer stores per micro-batch without recomputation."""
     shape, attention = job.shape, job.shape.attention
     tokens = job.tokens_per_pass / job.parallelism.context
     width, kv_width = attention.width, 2 * attention.kv_width
@@ -189,9 +186,9 @@ def layer_activation_bytes(job: TrainingJob) -> float:
 
 
 def _activation_and_logit_bytes(job: TrainingJob, scale: float) -> tuple[float, float]:
-    """Return the bytes of the activations and of the logits, on the stage that has the most.
+    """Return activation and logit bytes, on the stage that has the most.
 
-    The first stage of a pipeline of p holds up to p micro-batches, and the last one the logits.
+    The first stage in a pipeline of p holds up to p micro-batches, and the last one the logits.
     """
     in_flight = min(job.parallelism.pipeline, max(job.accumulation, 1))
     first_stage = _activation_bytes(job, in_flight) * scale
@@ -202,7 +199,7 @@ def _activation_and_logit_bytes(job: TrainingJob, scale: float) -> tuple[float, 
 
 
 def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
-    """Return the bytes that the layers of a device store for some micro-batches."""
+    """Return the bytes that a device's layers store for some micro-batches."""
     shape, parallel = job.shape, job.parallelism
     layer = layer_activation_bytes(job)
     scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
@@ -217,7 +214,7 @@ def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
 
 
 def logit_bytes(job: TrainingJob) -> float:
-    """Return the bytes of the logits and of their gradients."""
+    """Return the bytes for logits and their gradients."""
     if job.head == "none":
         return 0.0
     positions = MASKED_FRACTION if job.head == "masked-lm" else 1.0
@@ -226,10 +223,10 @@ def logit_bytes(job: TrainingJob) -> float:
 
 
 def _working_set(job: TrainingJob, shards: int) -> float:
-    """Return the bytes of what is held for a moment alone.
+    """Return the bytes held only for a moment.
 
-    FSDP gathers two layers and holds the gradients of two, or the whole embedding. Under a pipeline
-    it holds the weights of a stage and their fp32 gradients. Autocast of other software keeps a
+    FSDP gathers two layers and holds two layers' gradients, or the whole embedding. Under a
+    pipeline it holds a stage's weights and their fp32 gradients. Autocast in other software keeps a
     bf16 copy of the weights.
     """
     shape, gather_unit = job.shape, job.strategy.gather_unit

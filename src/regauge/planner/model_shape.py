@@ -1,4 +1,4 @@
-"""The shape of a transformer, from its config.json: parameters and FLOPs without the model.
+"""A transformer's shape, from config.json: parameters and FLOPs without the model.
 
 The counts are tested against the real modules on the meta device. Nothing here imports torch.
 """
@@ -25,30 +25,28 @@ Head = Literal["none", "lm", "masked-lm"]
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads of the attention of one layer."""
-
     heads: int
     kv_heads: int
     head_dim: int
     is_causal: bool = False
     window: int | None = None
-    """Number of positions that a sliding layer attends to; None if no layer slides."""
+    """Positions that a sliding layer attends to; None without sliding layers."""
     sliding_layers: int = 0
 
     @property
     def width(self) -> int:
-        """Width of the queries: heads x head_dim, which may differ from the hidden width."""
+        """Query width: heads x head_dim, which may differ from the hidden width."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys, and of the values."""
+        """Key width, and value width."""
         return self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a transformer, and its numbers of parameters by part."""
+    """A transformer's sizes, and parameter counts by part."""
 
     family: str
     layers: int
@@ -59,44 +57,42 @@ class ModelShape:
     is_gated: bool = False
     """The feed-forward layer has two input matrices (SwiGLU, GeGLU)."""
     embedding_width: int = 0
-    """Width of the token embeddings; 0 if it is the hidden width."""
+    """Token embedding width; 0 if it is the hidden width."""
     embedding_parameters: int = 0
-    """Parameters of the token, position and type embeddings, with their norm and projection."""
+    """Token, position and type embedding parameters, with their norm and projection."""
     vector_parameters: int = 0
-    """Parameters of the biases and norms of one layer."""
+    """Bias and norm parameters in one layer."""
     norm_parameters: int = 0
-    """Parameters of the final norm."""
     head_parameters: int = 0
-    """Parameters of the output layer, without a tied matrix."""
+    """Output layer parameters, without a tied matrix."""
     head_matmul: int = 0
-    """Parameters of the output layer that enter matrix products, without vocab x width."""
+    """Output layer parameters used in matrix products, without vocab x width."""
     other_parameters: int = 0
-    """Parameters of other layers: an interaction network, a second encoder, a pooler of classes."""
+    """Parameters in other layers: an interaction network, a second encoder, a class pooler."""
 
     @property
     def layer_matmul(self) -> int:
-        """Parameters of one layer that enter matrix products."""
+        """One layer's parameters used in matrix products."""
         attention = self.hidden * (2 * self.attention.width + 2 * self.attention.kv_width)
         return attention + (3 if self.is_gated else 2) * self.hidden * self.ffn
 
     @property
     def layer_parameters(self) -> int:
-        """All parameters of one layer."""
         return self.layer_matmul + self.vector_parameters
 
     @property
     def logit_matmul(self) -> int:
-        """Parameters of the product that gives the logits: vocab x width."""
+        """Parameters in the logit product: vocab x width."""
         return self.vocab * (self.embedding_width or self.hidden)
 
     def parameters(self, head: Head = "none") -> int:
-        """Return the number of parameters; a tied matrix counts once."""
+        """Return the parameter count; a tied matrix counts once."""
         body = self.embedding_parameters + self.layers * self.layer_parameters
         output = 0 if head == "none" else self.head_parameters
         return body + self.norm_parameters + output + self.other_parameters
 
     def attention_span(self, length: int) -> float:
-        """Return the mean number of positions that a token attends to, over the layers.
+        """Return the mean number of positions a token attends to, over the layers.
 
         A causal mask is ignored here: `flops` counts 12 L h S for comparison with published MFU.
         """
@@ -108,7 +104,7 @@ class ModelShape:
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of a model from the dictionary of its config.json.
+    """Return a model's shape from its config.json dictionary.
 
     Raises DataError if the model type is unknown, or if a size is missing.
     """
@@ -166,10 +162,10 @@ def _find_window(config: Mapping[str, Any]) -> int | None:
 
 
 def _count_sliding_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Return the number of layers with a sliding window.
+    """Return how many layers have a sliding window.
 
-    `layer_types` decides if present. In ModernBERT, one of 3 layers does not slide; in Gemma 2 and
-    3, one of 2 and of 6. Mistral slides in every layer.
+    `layer_types` decides if present. In ModernBERT, one in 3 layers does not slide; in Gemma 2 and
+    3, one in 2 and in 6. Mistral slides in every layer.
     """
     kind = config["model_type"]
     if _find_window(config) is None:
@@ -186,7 +182,7 @@ def _count_sliding_layers(config: Mapping[str, Any], layers: int) -> int:
 
 
 PATTERNS = {"gemma2": 2, "gemma3_text": 6}
-"""Layers of which one has no window, by model type."""
+"""Model type -> one in this many layers lacks a window."""
 UNGATED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "gpt2")
 """Model types whose feed-forward layer has one input matrix."""
 CAUSAL = frozenset(FAMILIES) - {*UNGATED, "modernbert"} | {"gpt2"}

@@ -1,7 +1,7 @@
-"""Seconds of collectives: ring algorithms with a bandwidth that grows with the message.
+"""Collective times: ring algorithms with a bandwidth that grows with the message.
 
 time = latency + f S / B(S), B(S) = Bmax S / (S + S_half). f is 2 (n - 1) / n for an all-reduce and
-(n - 1) / n for the others. S: bytes of the whole message; Bmax: bytes per second of one device.
+(n - 1) / n for the others. S: bytes in the whole message; Bmax: bytes per second for one device.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
 
 @dataclass(frozen=True)
 class Link:
-    """A link of one device: what it achieves, and how fast it gets there."""
+    """One device's link: what it achieves, and how fast it gets there."""
 
     bandwidth: float
-    """Achieved bytes per second of one device for a large message."""
+    """One device's achieved bytes per second for a large message."""
     half_size: float
-    """Bytes of the message that achieves half of the bandwidth."""
+    """Message bytes that achieve half the bandwidth."""
     latency: float
-    """Seconds of an empty message."""
+    """Seconds for an empty message."""
 
     def seconds(self, collective: Collective, size: float, devices: int) -> float:
-        """Return the seconds of a collective over `devices` devices with `size` bytes."""
+        """Return the seconds for a collective over `devices` devices with `size` bytes."""
         if devices <= 1 or size <= 0:
             return 0.0
         moved = ring_factor(collective, devices) * (size + self.half_size)
@@ -36,18 +36,16 @@ class Link:
 
 
 def ring_factor(collective: Collective, devices: int) -> float:
-    """Return the bytes that a ring moves through one device, for each byte of the message."""
+    """Return the bytes that a ring moves through one device, per message byte."""
     return (2.0 if collective == "all_reduce" else 1.0) * (devices - 1) / devices
 
 
 def link_inside(machine: MachineRates, constants: LinkConstants) -> Link:
-    """Return the link between the devices of one machine."""
     bandwidth = machine.link_bandwidth * constants.efficiency
     return Link(bandwidth, constants.half_bytes, constants.latency_seconds)
 
 
 def link_between(machine: MachineRates, constants: LinkConstants) -> Link:
-    """Return the network of a whole machine."""
     bandwidth = machine.network_bandwidth * constants.efficiency
     return Link(bandwidth, constants.half_bytes, constants.latency_seconds)
 
@@ -59,14 +57,14 @@ class Topology:
     inside: Link
     between: Link
     devices: int
-    """Devices of one machine that take part."""
+    """How many devices in one machine take part."""
     machines: int = 1
 
     def seconds(self, collective: Collective, size: float, messages: float = 1.0) -> float:
-        """Return the seconds of `size` bytes over all devices, divided into equal messages.
+        """Return the seconds for `size` bytes over all devices, divided into equal messages.
 
-        The slower link decides. The ring between machines moves 1 / devices of the message for
-        each device, which is the whole message for a machine.
+        The slower link decides. The ring between machines moves 1 / devices of the message per
+        device, which is the whole message per machine.
         """
         count = max(messages, 1.0)
         local = self.inside.seconds(collective, size / count, self.devices)

@@ -1,6 +1,6 @@
-"""The measured runs of the user, which correct later plans, in one bounded file.
+"""The user's measured runs, which correct later plans, in one bounded file.
 
-Each finished run writes its measured step time and peak memory beside what the planner predicted.
+Each finished run writes its measured step time and peak memory beside the planner's prediction.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from regauge.planner.training_job import PrecisionPlan
 
 VARIABLE = "REGAUGE_PLANNER_RUNS"
-"""Environment variable with the path of the file, or `off`."""
+"""Environment variable with the file path, or `off`."""
 OFF = "off"
 MAX_RUNS = 200
-"""Runs that the file keeps, the latest ones."""
+"""How many of the latest runs the file keeps."""
 LOCK_SECONDS = 5.0
 """Longest wait for another run that writes the file."""
 LOCAL = "local"
-"""Name of the machine that a run was measured on, if it is not in the catalog."""
+"""Machine name for runs measured outside the catalog."""
 
 
 def find_history() -> Path | None:
-    """Return the file of the user's measured runs; None if `REGAUGE_PLANNER_RUNS` is `off`.
+    """Return the file with the user's measured runs; None if `REGAUGE_PLANNER_RUNS` is `off`.
 
-    The default is `planner_runs.jsonl` in the state folder of the XDG Base Directory Specification.
+    The default is `planner_runs.jsonl` in the XDG Base Directory Specification's state folder.
     """
     if path := os.environ.get(VARIABLE):
         return None if path == OFF else Path(path).expanduser()
@@ -91,16 +91,16 @@ def _parse_document(document: dict[str, Any]) -> Anchor | None:
 
 
 def find_local_precision(runs: Sequence[Anchor]) -> PrecisionPlan:
-    """Return the precision of the latest run on this machine, which `auto` selected."""
+    """Return the precision that `auto` selected in the latest run on this machine."""
     names = [run.features.precision for run in runs if run.machine is not None]
     return cast("PrecisionPlan", names[-1]) if names else "autocast"
 
 
 def find_local_machine(runs: Sequence[Anchor], devices: int, precision: str) -> MachineRates:
-    """Return this machine with a number of devices, from its latest measured run.
+    """Return this machine with a device count, from its latest measured run.
 
-    A run with the precision is preferred, then one with the number of devices. The devices of a
-    processor share its peak. Raises SettingsError if no run was measured here.
+    A run with the precision is preferred, then one with the device count. Devices on a CPU share
+    its peak. Raises SettingsError if no run was measured here.
     """
     local = [run for run in runs if run.machine is not None]
     if not local:

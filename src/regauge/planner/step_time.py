@@ -1,9 +1,8 @@
-"""Seconds of one training step, by part.
+"""Seconds per training step, by part.
 
 step = compute (1 + s)^log2(replicas) + exposed communication + optimizer + fixed; replicas counts
-the machines that exchange gradients.
-compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 / T) + attention / (peak ea) + traffic x
-bytes of the activations / bandwidth, with the recomputed share.
+the machines that exchange gradients. compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 /
+T) + attention / (peak ea) + traffic x activation bytes / bandwidth, with the recomputed share.
 exposed = max(0, communication - overlap compute) + communication / L; here L counts the embeddings,
 too, in units of a layer.
 """
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
     from regauge.training.strategies import Transfer
 
 INSIDE, BETWEEN = "any inside", "any between"
-"""Names of the links that stand in for those without measurements."""
+"""Stand-in link names for links without measurements."""
 CAUSAL_SHARE = 0.5
-"""Share of the attention scores that a causal mask leaves."""
+"""Share of the attention scores left by a causal mask."""
 BACKWARD_SHARE = 2 / 3
-"""Share of the computation that is the backward pass."""
+"""Share of the computation in the backward pass."""
 GRADIENT_BYTES = 2.0
-"""Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
+"""Bytes per gradient or weight on the wire; 4 without mixed precision."""
 OPTIMIZER_BANDWIDTH = 0.7
-"""Share of the memory bandwidth that the update achieves: it reads and writes every state once."""
+"""Memory bandwidth share achieved by the update, which reads and writes every state once."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +50,30 @@ class StepParts:
     matmul: float
     attention: float
     traffic: float
-    """Seconds that operations without matrix products read and write activations."""
+    """Seconds in which operations without matrix products read and write activations."""
     bubble: float
-    """Idle seconds of a pipeline."""
+    """Idle pipeline seconds."""
     growth: float
-    """Seconds lost to stragglers, by the number of machines."""
+    """Seconds lost to stragglers, by machine count."""
     exposed: float
-    """Seconds of communication that the computation does not hide."""
+    """Communication seconds that the computation does not hide."""
     optimizer: float
     fixed: float
 
     @property
     def total(self) -> float:
-        """Seconds of the step."""
+        """Seconds per step."""
         return math.fsum(getattr(self, part.name) for part in fields(self))
 
 
 @dataclass(frozen=True)
 class Communication:
-    """Seconds of communication in one step, before overlap."""
+    """Communication seconds in one step, before overlap."""
 
     gradients: float
-    """All-reduce, or reduce-scatter and all-gather, of the strategy."""
+    """The strategy's all-reduce, or reduce-scatter and all-gather."""
     tensor: float
-    """All-reduces of tensor parallelism, which nothing hides."""
+    """Tensor parallelism all-reduces, which nothing hides."""
 
     @property
     def total(self) -> float:
@@ -85,7 +84,7 @@ class Communication:
 def plan_step(
     job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
 ) -> StepParts:
-    """Return the seconds of one step on `count` machines, by part."""
+    """Return the seconds for one step on `count` machines, by part."""
     fused = job.has_fused_attention
     constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
     matmul, attention = compute_seconds(job, machine, constants)
@@ -114,7 +113,7 @@ def plan_step(
 
 
 def count_machines(job: TrainingJob, machine: MachineRates, count: int) -> int:
-    """Return the number of machines that exchange gradients: those of one model count once."""
+    """Return how many machines exchange gradients: those sharing one model count once."""
     parallel = job.parallelism
     return max(count // max(parallel.pipeline * parallel.tensor // machine.devices, 1), 1)
 
@@ -122,7 +121,7 @@ def count_machines(job: TrainingJob, machine: MachineRates, count: int) -> int:
 def _layers_of_weights(job: TrainingJob) -> float:
     """Return the weights in units of one layer: L, and the embeddings.
 
-    Nothing hides the communication of the last layer, because no computation follows.
+    Nothing hides the last layer's communication, because it is not followed by computation.
     """
     return max(job.shape.parameters(job.head) / job.shape.layer_parameters, 1.0)
 
@@ -130,7 +129,7 @@ def _layers_of_weights(job: TrainingJob) -> float:
 def compute_seconds(
     job: TrainingJob, machine: MachineRates, constants: StackConstants
 ) -> tuple[float, float]:
-    """Return the seconds of matrix products and of the attention in one step of one device."""
+    """Return one device's seconds per step in matrix products and in attention."""
     shape = job.shape
     tokens = job.tokens_per_pass * job.accumulation
     split = job.parallelism.devices
@@ -183,7 +182,7 @@ def _weight_traffic(job: TrainingJob) -> float:
 def plan_communication(
     job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
 ) -> Communication:
-    """Return the seconds of communication of one step: the collectives of the strategy."""
+    """Return the communication seconds for one step: the strategy's collectives."""
     inside = link_inside(machine, calibration.find_link(machine.name, INSIDE))
     between = link_between(machine, calibration.find_link(f"{machine.name} network", BETWEEN))
     parallel = job.parallelism
@@ -210,7 +209,7 @@ def plan_communication(
 
 
 def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
-    """Return the seconds of the all-reduces of tensor parallelism: 4 for each layer."""
+    """Return the seconds for tensor parallelism all-reduces: 4 per layer."""
     if job.parallelism.tensor == 1:
         return 0.0
     size = wire * job.shape.hidden * job.tokens_per_pass
@@ -220,7 +219,7 @@ def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
 
 
 def optimizer_seconds(job: TrainingJob, machine: MachineRates, count: int) -> float:
-    """Return the seconds of the update: every state is read and written once."""
+    """Return the update's seconds: every state is read and written once."""
     shards = count_shards(job, machine.devices * count).optimizer
     weight, gradient, master = STATE_BYTES[job.precision]
     state = 2 * (weight + MOMENT_BYTES[job.optimizer] + master) + gradient

@@ -17,32 +17,31 @@ bf16 weights and optimizer alone; autocast with fp8 products; frozen 4-bit weigh
 
 @dataclass(frozen=True)
 class ModelParallelism:
-    """Division of one model over devices, besides data parallelism."""
+    """How one model is divided over devices, besides data parallelism."""
 
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
     has_sequence_parallelism: bool = False
-    """Tensor parallelism divides the inputs of a layer by position, too."""
+    """Whether tensor parallelism also divides layer inputs by position."""
     interleaved: int = 1
-    """Groups of layers of one pipeline stage, by which the interleaved schedule divides its idle
-    time."""
+    """Layer groups per pipeline stage, by which the interleaved schedule divides its idle time."""
 
     @property
     def devices(self) -> int:
-        """Number of devices that hold one copy of the model."""
+        """How many devices hold one copy of the model."""
         return self.tensor * self.pipeline * self.context
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One training run: the model, the batch of one device, and how the weights are placed."""
+    """One training run: the model, one device's batch, and how the weights are placed."""
 
     shape: ModelShape
     length: int
-    """Tokens of a row, padding included."""
+    """Tokens per row, padding included."""
     micro_batch: int
-    """Rows of one device in one forward pass."""
+    """Rows per device in one forward pass."""
     accumulation: int = 1
     """Forward passes before an update."""
     strategy: Strategy = field(kw_only=True)
@@ -51,28 +50,28 @@ class TrainingJob:
     head: Head = "lm"
     parallelism: ModelParallelism = field(default_factory=ModelParallelism)
     has_fused_attention: bool = True
-    """The scores of the attention are never stored (flash attention, sdpa)."""
+    """Whether attention scores are never stored (flash attention, sdpa)."""
     has_fused_norms: bool = True
-    """The norms of gated layers store no fp32 copies: a compiler or a kernel fuses them."""
+    """Whether gated layers' norms store no fp32 copies, because a compiler or kernel fuses them."""
     dropout: bool = False
-    """Dropout stores masks and one more copy of the scores."""
+    """Whether dropout stores masks and one more copy of the scores."""
     logits: Literal["eager", "fused", "chunked"] = "eager"
-    """How the loss is computed: 10, 4 or 1 bytes for each logit."""
+    """How the loss is computed: 10, 4 or 1 bytes per logit."""
     optimizer: Literal["adamw", "sgd", "8bit"] = "adamw"
     has_fp32_gradients: bool = False
-    """Gradients of bf16 weights are accumulated in fp32, as Megatron does."""
+    """Whether gradients for bf16 weights are accumulated in fp32, as in Megatron."""
     trained_fraction: float = 1.0
-    """Share of the parameters that are trained; below 1 for LoRA."""
+    """Share of trained parameters; below 1 for LoRA."""
     useful_fraction: float = 1.0
-    """Share of the tokens that are not padding, by the length histogram of the prepared data."""
+    """Share of tokens that are not padding, from the prepared data's length histogram."""
     weights: RunWeights | None = None
-    """Weights of a run of Regauge; published runs of other software have their number alone."""
+    """A Regauge run's weights; published runs with other software only have a count."""
     stack: str | None = None
-    """Name of the calibration to use; None for the one of the chip with the most rows."""
+    """Calibration name; None for the chip's stack with the most rows."""
 
     @property
     def tokens_per_pass(self) -> int:
-        """Tokens of one device in one forward pass."""
+        """Tokens per device in one forward pass."""
         return self.length * self.micro_batch
 
 
@@ -89,5 +88,5 @@ class Estimate:
         return Estimate(self.p10 * factor, self.p50 * factor, self.p90 * factor)
 
     def invert(self, numerator: float) -> Estimate:
-        """Return numerator / estimate; the ends of the interval change places."""
+        """Return numerator / estimate; the interval's ends change places."""
         return Estimate(numerator / self.p90, numerator / self.p50, numerator / self.p10)

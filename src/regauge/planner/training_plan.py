@@ -1,6 +1,6 @@
-"""The plan of a training job on some machines: memory, step time, throughput, cost, intervals.
+"""Plan a training job on some machines: memory, step time, throughput, cost, intervals.
 
-`plan_training` joins the formulas of this package. It allocates nothing and imports no torch.
+`plan_training` joins this package's formulas. It does not allocate memory or import torch.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ if TYPE_CHECKING:
 MAX_DISTANCE = 12.0
 """Distance beyond which an interval no longer widens."""
 OWN_SPREAD = 0.08
-"""Assumed standard deviation of a step time around a measured run of the user."""
+"""Assumed standard deviation of a step time around a user's measured run."""
 SPREAD_PER_REACH = 0.3
-"""Growth of that deviation for each unit of distance."""
+"""Growth of that deviation per unit distance."""
 FAR = 3.0
-"""Distance from which a plan says that no measured row is near."""
+"""Distance from which a plan says that measured rows are far away."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a training job needs on `count` machines."""
-
     job: TrainingJob
     machine: MachineRates
     count: int
@@ -51,44 +49,43 @@ class TrainingPlan:
     notes: tuple[str, ...]
     """What lowers the confidence in this plan, one sentence for each fact."""
     task_plans: tuple[tuple[float, TrainingPlan], ...] = ()
-    """Plans of all tasks with their shares of the steps; empty if the run has a single task."""
+    """All tasks' plans with shares of the steps; empty for a single task."""
 
     @property
     def devices(self) -> int:
-        """Number of devices of all machines."""
         return self.machine.devices * self.count
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of one update: the global batch."""
+        """Rows per update: the global batch."""
         copies = max(self.devices // self.job.parallelism.devices, 1)
         return copies * self.job.micro_batch * self.job.accumulation
 
     @property
     def tasks(self) -> tuple[tuple[float, TrainingPlan], ...]:
-        """Plans of all tasks with their shares of the steps, which add up to 1."""
+        """All tasks' plans with shares of the steps, which add up to 1."""
         return self.task_plans or ((1.0, self),)
 
     @property
     def largest_task(self) -> TrainingPlan:
-        """Plan of the task that needs the most memory."""
+        """Plan for the task that needs the most memory."""
         return max((plan for _, plan in self.tasks), key=lambda plan: plan.memory.total.p50)
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of one update of the first task, padding included."""
+        """Tokens per update in the first task, padding included."""
         return self.rows_per_step * self.job.length
 
     @property
     def tokens_per_step(self) -> float:
-        """Real tokens of one update, without padding: the mean over the tasks."""
+        """Real tokens per update, without padding: the mean over the tasks."""
         return math.fsum(
             share * plan.padded_tokens * plan.job.useful_fraction for share, plan in self.tasks
         )
 
     @property
     def tokens_per_second(self) -> Estimate:
-        """Real tokens per second of all devices."""
+        """Real tokens per second over all devices."""
         return self.step_seconds.invert(self.tokens_per_step)
 
     @property
@@ -109,11 +106,11 @@ class TrainingPlan:
         return self.mfu * (1 + rho * flops.FORWARD_SHARE) if self.mfu is not None else None
 
     def hours(self, steps: float, goodput: float = 1.0) -> Estimate:
-        """Return the hours of `steps` updates at a goodput."""
+        """Return the hours for `steps` updates at a goodput."""
         return self.step_seconds.scale(steps / goodput / SECONDS_PER_HOUR)
 
     def usd(self, steps: float, goodput: float = 1.0, discount: float = 0.0) -> Estimate | None:
-        """Return the dollars of `steps` updates; None if the price is unknown.
+        """Return the dollars for `steps` updates; None if the price is unknown.
 
         `discount`: share of the list price that the user does not pay.
         """
@@ -159,10 +156,10 @@ def plan_training(
 
 
 def mix_plans(plans: Sequence[tuple[float, TrainingPlan]]) -> TrainingPlan:
-    """Return the plan of a run whose steps are shared by several tasks.
+    """Return the plan for a run whose steps are shared by several tasks.
 
-    `plans`: the plans of the tasks, with their shares of the steps. The step is the mean over the
-    tasks, and the memory that of the task which needs the most. All else is of the first task.
+    `plans`: the tasks' plans, with shares of the steps. The step is the mean over the tasks, and
+    the memory is the neediest task's. All else comes from the first task.
     """
     _, first = plans[0]
     mixed = replace(first, task_plans=tuple(plans))
@@ -175,9 +172,9 @@ def mix_plans(plans: Sequence[tuple[float, TrainingPlan]]) -> TrainingPlan:
 
 
 def _find_spread(constants: StackConstants, nearest: Sequence[Neighbour]) -> float:
-    """Return the standard deviation of the logarithm of a step time.
+    """Return the standard deviation of a step time's logarithm.
 
-    A near run of the user replaces the deviation of the stack, as it has the same software.
+    A user's nearby run replaces the stack's deviation, as it has the same software.
     """
     distance = nearest[0].distance if nearest else math.inf
     distances = [item.distance for item in nearest if item.anchor.run_id and item.anchor.log_error]
@@ -189,13 +186,13 @@ def _find_spread(constants: StackConstants, nearest: Sequence[Neighbour]) -> flo
 def plan_scaling(
     job: TrainingJob, machine: MachineRates, counts: Sequence[int], runs: Iterable[Anchor] = ()
 ) -> list[TrainingPlan]:
-    """Return the plans of a job for several numbers of machines, with constant work per device."""
+    """Return a job's plans for several machine counts, with constant work per device."""
     runs = tuple(runs)
     return [plan_training(job, machine, count, runs) for count in counts]
 
 
 def scaling_efficiency(plan: TrainingPlan, base: TrainingPlan) -> float:
-    """Return the throughput per machine of a plan as a share of the base plan's."""
+    """Return a plan's throughput per machine as a share of the base plan's."""
     rate = plan.tokens_per_second.p50 / plan.count
     return rate / (base.tokens_per_second.p50 / base.count)
 
@@ -207,7 +204,7 @@ def plan_memory(
     calibration: PlannerConstants,
     nearest: Sequence[Neighbour],
 ) -> MemoryPlan:
-    """Return the memory of one device, corrected by the nearest measured rows."""
+    """Return one device's memory, corrected by the nearest measured rows."""
     constants = calibration.find_memory(job.stack)
     parts = memory_plan.plan_parts(job, machine.devices * count, constants)
     total = intervals.estimate(parts.total * anchors.correct_memory(nearest), constants.spread)

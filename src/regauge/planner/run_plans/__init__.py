@@ -1,5 +1,5 @@
-"""Plans of the training run of a run file: memory, time, dollars, and the choice of machines.
+"""Plan a run file's training run: memory, time, dollars, and machine choice.
 
-`run_request` reads the run file, and `option_search` finds machines and settings. Nothing
-here imports torch or numpy.
+`run_request` reads the run file, and `option_search` finds machines and settings. Nothing here
+imports torch or numpy.
 """

@@ -1,4 +1,4 @@
-"""Each formula of a plan with its numbers, one line for each part of memory, time and cost."""
+"""Each plan formula with its numbers, one line per part of memory, time and cost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def explain_plan(option: Option) -> list[str]:
-    """Return each formula with its numbers, one line for each part of memory and time.
+    """Return each formula with its numbers, one line per part of memory and time.
 
-    Of several tasks, the memory is that of the largest one, and the time that of the first one.
+    With several tasks, the memory is the largest one's, and the time the first one's.
     """
     memory = _explain_memory(option.plan.largest_task)
     return [*memory, *_explain_time(option.plan), *_explain_cost(option)]

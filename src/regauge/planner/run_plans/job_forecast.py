@@ -1,4 +1,4 @@
-"""The plan of a job that is about to start, for `launch` and for `train --dry-run`."""
+"""Plan a job that is about to start, for `launch` and `train --dry-run`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def forecast_job(
     tables: Mapping[str, Any], run_file: Path, instance: str | None, nodes: int | str | None
 ) -> dict[str, Any]:
-    """Return memory, step time, hours and dollars of a training run, by the planner.
+    """Return the planner's memory, step time, hours and dollars for a training run.
 
-    `nodes` is a number of machines, or a range such as `2:4`, whose maximum is planned.
-    The result is empty without a machine type with accelerators, as the planner knows no speed of
-    processors. It has `unknown`, the reason, if the run cannot be planned.
+    `nodes` is a machine count, or a range such as `2:4`, whose maximum is planned. The result is
+    empty without a machine type with accelerators, as the planner does not know CPU speeds. It has
+    `unknown`, the reason, if the run cannot be planned.
     """
     if instance is None or not find_instance(instance).chips:
         return {}

@@ -1,7 +1,7 @@
 """Measures a few steps of a run on this machine, in a separate process that may use torch.
 
-The probe is a short benchmark of training, `regauge benchmark --training`, with the settings of the
-run. Its step time and memory become a measured run, which corrects the plan.
+The probe is a short training benchmark, `regauge benchmark --training`, with the run's settings.
+Its step time and memory become a measured run, which corrects the plan.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 PROBE_STEPS, WARMUP_STEPS = 20, 5
 """Steps that a probe measures, and steps before them."""
 LOG_LINES = 20
-"""Lines of the log of a failed probe that are logged."""
+"""How many log lines to show from a failed probe."""
 GRAPHS_PER_SHAPE, MIN_SECONDS_PER_GRAPH = 2, 30.0
 """A run that is shorter than this time for each graph is not compiled, as in `train`."""
 
 
 class ProbedRun(NamedTuple):
-    """The run of a probe: the tables of a run file, and its steps."""
+    """A probe's run: a run file's tables, and its steps."""
 
     tables: Mapping[str, Any]
     steps: int | None
     num_shapes: int
-    """Number of batch shapes."""
+    """Batch shape count."""
 
 
 def probe_run(run: ProbedRun) -> list[Anchor]:
-    """Return the measured run on 1 process, and on the number of processes of the run file.
+    """Return the measured run on 1 process, and on the run file's process count.
 
     Raises SettingsError if the data is not prepared, and ChildError if the run fails.
     """
@@ -62,7 +62,7 @@ def probe_run(run: ProbedRun) -> list[Anchor]:
 
 
 def _probe_processes(run: ProbedRun, processes: int) -> Anchor:
-    """Return the measured run on a number of processes, compiled if the run would be."""
+    """Return the measured run on a process count, compiled if the run would be."""
     execution = run.tables.get("execution") or {}
     is_open = execution.get("compile", "auto") == "auto"
     eager = _measure(run.tables, processes, "off" if is_open else str(execution["compile"]))
@@ -90,7 +90,7 @@ def _measure(tables: Mapping[str, Any], processes: int, compilation: str) -> Anc
 def _write_run_file(
     folder: Path, tables: Mapping[str, Any], processes: int, compilation: str
 ) -> Path:
-    """Write the run file of a benchmark with one short run; return its path."""
+    """Write the run file for a benchmark with one short run; return its path."""
     known = {name: table for name, table in tables.items() if name in TrainSettings.model_fields}
     known.pop("monitoring", None)
     execution = {**known.get("execution", {}), "processes": processes, "compile": compilation}

@@ -1,7 +1,7 @@
 """Search over machine types, counts, strategies, recomputation and micro-batches.
 
-The largest micro-batch that fits is the fastest one, so a search computes the memory of several
-micro-batches and the time of one. Options whose intervals overlap are ties, the simpler one first.
+The largest micro-batch that fits is the fastest one, so a search computes the memory for several
+micro-batches and the time for one. Options whose intervals overlap are ties, the simpler one first.
 """
 
 from __future__ import annotations
@@ -42,48 +42,46 @@ if TYPE_CHECKING:
 
 RECOMPUTATIONS: tuple[Recomputation, ...] = ("none", "selective", "full")
 MAX_COUNT = 64
-"""Most machines of a search."""
 MAX_MICRO_BATCH = 4096
 CHECKPOINT_BYTES = 12
-"""Bytes of a parameter in a checkpoint: weights and two moments in fp32."""
+"""Checkpoint bytes per parameter: weights and two moments in fp32."""
 CHECKPOINT_GB_PER_SECOND = 1.0
 """Assumed rate at which one machine writes a checkpoint."""
 RESTART_SECONDS = 300.0
 """Assumed time from a failure to the next step."""
 MAX_LISTED = 10
-"""Options of a ranking that are planned in full."""
+"""How many options in a ranking are planned in full."""
 MAX_PER_TYPE = 2
-"""Options of a ranking with the same machine type."""
+"""Maximum options in a ranking with the same machine type."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A job on some machines, with its time and cost."""
+    """A job on some machines, with time and cost."""
 
     plan: TrainingPlan
     goodput: ExpectedGoodput
     hours: Estimate | None
-    """Hours of the run, failures included; None if its steps are unknown."""
+    """Run hours, failures included; None if its steps are unknown."""
     usd: Estimate | None
-    """Dollars of the run; None if its steps or the price are unknown."""
+    """Run cost in dollars; None if its steps or the price are unknown."""
     rank: int = 0
-    """1 for the best; options of equal rank are ties."""
+    """1 for the best; options with equal ranks are ties."""
 
     @property
     def name(self) -> str:
-        """Count and machine type."""
         return f"{self.plan.count} x {self.plan.machine.name}"
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Order of ties: fewer machines, a simpler strategy, less recomputation."""
+        """Tie order: fewer machines, a simpler strategy, less recomputation."""
         job = self.plan.job
         recomputation = RECOMPUTATIONS.index(job.recomputation)
         return (self.plan.count, job.strategy.complexity, recomputation)
 
 
 class SearchResult(NamedTuple):
-    """The listed options of a search, and the number of the others."""
+    """The options listed by a search, and how many others there are."""
 
     options: list[Option]
     num_more: int
@@ -91,7 +89,7 @@ class SearchResult(NamedTuple):
 
 @dataclass(frozen=True)
 class JobCandidate:
-    """A job on some machines with the seconds of a step, before it is planned in full."""
+    """A job on some machines with seconds per step, before it is planned in full."""
 
     job: TrainingJob
     machine: MachineRates
@@ -120,14 +118,14 @@ def list_machines(price: Price) -> list[MachineRates]:
 
 
 def has_known_speed(machine: MachineRates) -> bool:
-    """Return whether the speed of a machine follows from measured rows or from a data sheet."""
+    """Return whether measured rows or a data sheet give the machine's speed."""
     names = {machine.chip, find_family(machine.chip)}
     is_measured = any(chip in names for chip, *_ in load_calibration().stacks)
     return machine.peak_flops is not None or is_measured
 
 
 def apply_price(machine: MachineRates, price: Price) -> MachineRates:
-    """Return a machine with the price that the user pays in the region of the settings."""
+    """Return a machine with the price the user pays in the configured region."""
     listed = find_listed_price(find_instance(machine.name), price.discounts, price.region)
     return replace(machine, usd_per_hour=listed.usd_per_hour if listed else None)
 
@@ -139,7 +137,7 @@ def plan_option(
     count: int,
     runs: Iterable[Anchor] = (),
 ) -> Option:
-    """Return a job on `count` machines with its hours and dollars, failures included."""
+    """Return a job on `count` machines with hours and dollars, failures included."""
     plan = plan_tasks(request, job, machine, count, runs)
     parameters = job.shape.parameters(job.head)
     checkpoint = CHECKPOINT_BYTES * parameters / (CHECKPOINT_GB_PER_SECOND * GIGA * count)
@@ -155,7 +153,7 @@ def choose_settings(
 ) -> JobCandidate | None:
     """Return the fastest settings that fit on `count` machines; None if nothing fits.
 
-    Without `is_free`, strategy and recomputation are those of the run file.
+    Without `is_free`, strategy and recomputation come from the run file.
     """
     candidates = list(_list_candidates(request, machine, count, is_free=is_free))
     for verdict in ("fits", "uncertain"):
@@ -167,7 +165,7 @@ def choose_settings(
 def _list_candidates(
     request: TrainingRequest, machine: MachineRates, count: int, *, is_free: bool
 ) -> Iterator[JobCandidate]:
-    """Yield for each strategy and recomputation the largest micro-batch that fits."""
+    """Yield the largest micro-batch that fits for each strategy and recomputation."""
     job = request.job
     strategies = list_strategies(request, machine, count) if is_free else [job.strategy]
     recomputations = RECOMPUTATIONS if is_free else (job.recomputation,)
@@ -181,7 +179,7 @@ def _list_candidates(
 
 
 def list_strategies(request: TrainingRequest, machine: MachineRates, count: int) -> list[Strategy]:
-    """Return the strategies that a run can use on machines, the simplest first."""
+    """Return the strategies that a run can use on machines, simplest first."""
     world = World(size=machine.devices * count, local_size=machine.devices)
     adapted = [strategy.adapt(machine.devices) for strategy in _load_strategies()]
     optimizer = request.run.optimizer.kind
@@ -199,7 +197,7 @@ def _load_strategies() -> tuple[Strategy, ...]:
 def _find_largest(
     request: TrainingRequest, variant: TrainingJob, machine: MachineRates, count: int
 ) -> tuple[TrainingJob, memory_plan.Verdict] | None:
-    """Return the job with the largest micro-batch that fits, or that may fit; None if none may."""
+    """Return the job with the largest micro-batch that fits, or may fit; None if none may."""
     best: tuple[TrainingJob, memory_plan.Verdict] | None = None
     previous = 0
     for size in _list_micro_batches(request):
@@ -224,7 +222,7 @@ def _list_micro_batches(request: TrainingRequest) -> tuple[int, ...]:
 def shrink_to_fit(
     request: TrainingRequest, candidate: JobCandidate, runs: Sequence[Anchor] = ()
 ) -> JobCandidate:
-    """Return a candidate with a micro-batch that fits after the correction by measured rows.
+    """Return a candidate with a micro-batch that fits after correcting by measured rows.
 
     The formulas alone decide in a search, as it compares thousands of candidates. If no smaller
     micro-batch fits, the candidate is returned as it is.
@@ -242,7 +240,7 @@ def shrink_to_fit(
 
 
 def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> TrainingJob:
-    """Return the job of a run file on machines; an open micro-batch is the largest that fits.
+    """Return a run file's job on machines; an open micro-batch is the largest that fits.
 
     Raises SettingsError if the machines cannot train, if their speed is unknown, or if they have
     more devices than the batch has rows.
@@ -330,8 +328,8 @@ def search_options(
 ) -> SearchResult:
     """Return the cheapest options that meet a deadline, ranked; the best are planned in full.
 
-    An option meets the deadline if its p90 does. Raises SettingsError if the steps of the run are
-    unknown, if the model fits on no machines, and if no option meets the deadline.
+    An option meets the deadline if its p90 does. Raises SettingsError if the run's steps are
+    unknown, if the model does not fit on any machines, and if no option meets the deadline.
     """
     if request.steps is None:
         problem = "the hours of the run are unknown: its data is not prepared, and it has no steps"
@@ -344,14 +342,14 @@ def search_options(
     ]
     if not candidates:
         raise SettingsError(
-            f"the model fits on no machines of the catalog, up to {max_count} of a type",
+            f"the model does not fit on any catalog machines, up to {max_count} of a type",
             "reduce model.config or batch, or raise --max-nodes",
         )
     usable = _select_usable(request, candidates, deadline_hours)
     options = _plan_best(request, usable, deadline_hours, runs, show_all=show_all)
     if not options and not deadline_hours:
         raise SettingsError(
-            "the model surely fits on no machines of the catalog",
+            "the model does not surely fit on any catalog machines",
             "plan single options with --compare, or reduce batch and model.config",
         )
     if not options:
@@ -377,7 +375,7 @@ def _plan_best(
     *,
     show_all: bool,
 ) -> list[Option]:
-    """Return full plans of the cheapest usable candidates that meet the deadline at p90."""
+    """Return full plans for the cheapest usable candidates that meet the deadline at p90."""
     is_sure = any(item.verdict == "fits" for item in candidates)
     options: list[Option] = []
     counts: Counter[str] = Counter()
@@ -400,7 +398,7 @@ def _plan_best(
 def _select_usable(
     request: TrainingRequest, candidates: Sequence[JobCandidate], deadline_hours: float | None
 ) -> list[JobCandidate]:
-    """Return the candidates that surely fit and meet the deadline at p50, the cheapest first."""
+    """Return the candidates that surely fit and meet the deadline at p50, cheapest first."""
     is_sure = any(item.verdict == "fits" for item in candidates)
     limit = (deadline_hours or math.inf) * SECONDS_PER_HOUR / (request.steps or 1)
     usable = [item for item in candidates if item.verdict == "fits" or not is_sure]
@@ -412,9 +410,9 @@ def _cost_per_step(item: JobCandidate) -> float:
 
 
 def rank_options(options: Sequence[Option]) -> list[Option]:
-    """Return options by dollars, or by hours if a price is unknown, with equal ranks for ties.
+    """Rank options by dollars, or by hours if a price is unknown, with equal ranks for ties.
 
-    Options that tie with the first one of their group are ordered by simplicity.
+    Options that tie with the first one in their group are ordered by simplicity.
     """
     has_prices = all(option.usd is not None for option in options)
 

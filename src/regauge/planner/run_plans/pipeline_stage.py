@@ -1,4 +1,4 @@
-"""The tables of one training stage of a pipeline's run file, with those of its earlier stages."""
+"""One training stage's tables in a pipeline's run file, with its earlier stages' tables."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Stage = dict[str, Any]
 
 
 def select_stage(tables: config.Tables, name: str | None) -> config.Tables:
-    """Return the tables of a training stage: shared tables, its own, and `rows` of its data.
+    """Return a training stage's tables: shared tables, its own, and its data's `rows`.
 
-    Without a name, the only training stage is selected. The tables of a run file without stages
-    are returned as they are. Raises SettingsError for a name that is no training stage.
+    Without a name, the only training stage is selected. A run file's tables without stages are
+    returned as they are. Raises SettingsError for a name that is not a training stage.
     """
     stages = tables.get(STAGES)
     if not isinstance(stages, list | tuple):
@@ -59,7 +59,7 @@ def _merge(tables: config.Tables, named: Mapping[str, Stage], selected: str) -> 
 
 
 def _resolve_model(stage: Stage, named: Mapping[str, Stage]) -> Stage:
-    """Return a stage with the sizes of its model, if an earlier stage trains that model."""
+    """Return a stage with its model's sizes, if an earlier stage trains that model."""
     model = stage.get("model")
     path = str(model.get("path", "")) if isinstance(model, dict) else ""
     source = named.get(path[1:].partition("/")[0]) if path.startswith("@") else None

@@ -1,4 +1,4 @@
-"""Documents of plans: JSON-ready values with units in their names, and texts with intervals."""
+"""Plan documents: JSON-ready values with units in their names, and texts with intervals."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from regauge.planner.training_plan import TrainingPlan
 
 UNITS = {"memory_gb": "GB", "step_seconds": "s", "hours": "h", "usd": "USD"}
-"""Units of intervals in the text format."""
+"""Interval units in the text format."""
 GRAPHS_WITHOUT_SHAPE = 3
-"""Graphs of a lazy device besides those of the shapes: two of the optimizer state, the update."""
+"""Graphs on a lazy device besides the shapes': two for the optimizer state, the update."""
 HISTORY_LENGTH = 5
-"""Latest measured runs that a plan lists."""
+"""How many of the latest measured runs a plan lists."""
 
 
 def describe_estimate(estimate: Estimate | None, scale: float = 1.0) -> dict[str, float] | None:
@@ -66,7 +66,7 @@ def _format_entry(name: str, value: Any) -> Any:
 
 
 def describe_settings(request: TrainingRequest, job: TrainingJob) -> dict[str, Any]:
-    """Return the settings of a job as keys of a run file with their values."""
+    """Return a job's settings as run file keys with values."""
     rows = max(job.micro_batch // request.sequences_per_row, 1)
     table = dump(job.strategy, with_defaults=False)
     return {
@@ -80,7 +80,7 @@ def describe_settings(request: TrainingRequest, job: TrainingJob) -> dict[str, A
 
 
 def describe_option(request: TrainingRequest, option: Option) -> dict[str, Any]:
-    """Return one option of a ranking as a row of a table; equal ranks are ties."""
+    """Return one ranked option as a table row; equal ranks are ties."""
     job, plan = option.plan.job, option.plan
     hours, usd = describe_estimate(option.hours), describe_estimate(option.usd)
     row: dict[str, Any] = {
@@ -99,7 +99,7 @@ def describe_option(request: TrainingRequest, option: Option) -> dict[str, Any]:
 
 
 def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
-    """Return memory, time, cost and confidence of a job on some machines."""
+    """Return memory, time, cost and confidence for a job on some machines."""
     plan = option.plan
     job, machine = plan.job, plan.machine
     tasks = _describe_tasks(request, plan)
@@ -131,7 +131,7 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
 
 
 def _describe_tasks(request: TrainingRequest, plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return the batch shapes, the step and the memory of each task of a run."""
+    """Return batch shapes, step and memory for each task in a run."""
     requests = (request, *(other.request for other in request.others))
     return [
         {
@@ -150,7 +150,7 @@ def _round(value: float | None) -> float | None:
 
 
 def describe_forecast(option: Option) -> dict[str, Any]:
-    """Return the main numbers of a plan, for `launch` and `train --dry-run`."""
+    """Return a plan's main numbers, for `launch` and `train --dry-run`."""
     plan = option.plan
     return {
         "machines": option.name,
@@ -164,7 +164,7 @@ def describe_forecast(option: Option) -> dict[str, Any]:
 
 
 def describe_memory(plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return the GB of one device by part; parts of no bytes are left out."""
+    """Return one device's GB by part; empty parts are left out."""
     parts = plan.memory.parts
     sizes = {field.name: getattr(parts, field.name) for field in fields(parts)}
     return [
@@ -175,7 +175,7 @@ def describe_memory(plan: TrainingPlan) -> list[dict[str, Any]]:
 
 
 def describe_step(plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return the milliseconds of one step by part; parts of no time are left out."""
+    """Return one step's milliseconds by part; empty parts are left out."""
     parts = plan.step_parts
     times = {field.name: getattr(parts, field.name) for field in fields(parts)}
     return [
@@ -247,7 +247,7 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
 
 
 def describe_history(runs: Sequence[Anchor]) -> dict[str, Any]:
-    """Return how far earlier plans were off in the user's runs, with the latest of them."""
+    """Return how far off earlier plans were in the user's runs, with the latest ones."""
     errors = [(run, error) for run in runs if (error := _plan_error(run)) is not None]
     if not errors:
         return {}
@@ -271,7 +271,7 @@ def describe_history(runs: Sequence[Anchor]) -> dict[str, Any]:
 
 
 def _plan_error(anchor: Anchor) -> float | None:
-    """Return how much longer the plan of a run was than the run; None for a probe."""
+    """Return how much longer a run's plan was than the run; None for a probe."""
     measured, planned = anchor.measured_seconds, anchor.planned_seconds
     return round(100 * (planned / measured - 1), 1) if measured and planned else None
 
@@ -285,7 +285,7 @@ def _error_percent(anchor: Anchor) -> float | None:
 
 
 def describe_price(option: Option, settings: Price) -> str:
-    """Return the price of the machines per hour, with its source and date."""
+    """Return the machines' hourly price, with source and date."""
     machine = option.plan.machine
     if machine.usd_per_hour is None:
         return "unknown; set execution.price.usd_per_hour"
@@ -301,9 +301,9 @@ def describe_price(option: Option, settings: Price) -> str:
 def list_price_warnings(
     prices: Iterable[tuple[str, float | None]], settings: Price, today: dt.date
 ) -> list[str]:
-    """Return a warning about old prices of the catalog; empty if all prices are recent.
+    """Return a warning about old catalog prices; empty if all prices are recent.
 
-    `prices`: machine types, and their dollars per hour. Prices of the run file have no date.
+    `prices`: machine types, and their dollars per hour. Run file prices do not have a date.
     """
     stale: dict[str, str] = {}
     for name, usd_per_hour in prices:

@@ -1,4 +1,4 @@
-"""The model of a planned run: its shape, and its weights with the layers of the task."""
+"""A planned run's model: its shape, and its weights with the task's layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADS: dict[HeadKind, Head] = {"masked": "masked-lm", "pairs": "masked-lm", "cau
 
 
 class PlannedModel(NamedTuple):
-    """The model of a run, with the layers of its task."""
+    """A run's model, with its task's layers."""
 
     shape: ModelShape
     head: Head
@@ -36,15 +36,15 @@ class PlannedModel(NamedTuple):
 
     @property
     def trained_fraction(self) -> float:
-        """Trained parameters, of LoRA adapters too, as a share of those without adapters."""
+        """Trained parameters, including LoRA adapters, as a share of those without adapters."""
         return min(self.weights.num_trained / self.shape.parameters(self.head), 1.0)
 
 
 def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | None) -> PlannedModel:
-    """Return the model of a run file.
+    """Return a run file's model.
 
-    Sizes that the run file leaves out have the defaults of transformers. Raises SettingsError for
-    an architecture that the planner does not know, and if the vocabulary is unknown.
+    Sizes left out in the run file have transformers' defaults. Raises SettingsError for an
+    architecture that the planner does not know, and if the vocabulary is unknown.
     """
     values = _read_config(run.model, vocab_size)
     try:
@@ -64,14 +64,14 @@ def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | Non
 
 
 def _read_config(model: Model, vocab_size: int | None) -> Mapping[str, Any]:
-    """Return the config.json of a model; raises SettingsError if the vocabulary is unknown."""
+    """Return a model's config.json; raises SettingsError if the vocabulary is unknown."""
     if model.path is not None:
         folder = resolve_model(model.path, fetch=False)
         return read_json(folder / CONFIG, "copy the folder again")
     architecture = model.architecture or ""
     vocabulary = {} if vocab_size is None else {"vocab_size": vocab_size}
     if "vocab_size" not in vocabulary | model.config:
-        problem = "the vocabulary of the model is unknown until the data is prepared"
+        problem = "the model's vocabulary is unknown until the data is prepared"
         raise SettingsError(problem, "set model.config.vocab_size")
     sizes = DEFAULT_SIZES.get(architecture, {})
     return {"model_type": architecture, **sizes, **vocabulary, **model.config}

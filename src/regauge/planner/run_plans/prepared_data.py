@@ -1,7 +1,7 @@
-"""Lengths of the rows of a run: of the prepared data, or else of the settings.
+"""Row lengths in a run: from the prepared data, or else from the settings.
 
-A plan from row counts is wrong by the ratio of the lengths. So the task computes the padding of its
-batches from the length histograms that `prepare` has written. Nothing here imports numpy.
+A plan from row counts is wrong by the length ratio. So the task computes its batches' padding from
+the length histograms written by `prepare`. Nothing here imports numpy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REMEDY = "run 'regauge prepare' again"
 TOKENS, TRAIN = "tokens", "train"
 DEFAULT_LENGTH = 512
 DEFAULT_GROUP_SIZE = 16
-"""Candidates of a row that is not prepared, as `rows.max_group_size`."""
+"""Candidates in an unprepared row, as `rows.max_group_size`."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class RowLengths:
     """Lengths of the rows that a run trains on."""
 
     length: float
-    """Mean tokens of a sequence in a batch, padding included."""
+    """Mean tokens per sequence in a batch, padding included."""
     real_fraction: float
-    """Share of the tokens that are not padding."""
+    """Share of tokens that are not padding."""
     shapes: tuple[int, ...]
     """Lengths that batches are padded to, in rising order."""
     source: str
     rows: int | None = None
     """Training rows; None if the data is not prepared."""
     sequences_per_row: int = 1
-    """Texts of a row that the model encodes, with those of missing candidates."""
+    """Texts per row that the model encodes, including missing candidates."""
 
 
 class RunRows(NamedTuple):
-    """The rows of a run: the manifest, which is assumed if the data is not prepared."""
+    """A run's rows: the manifest, which is assumed if the data is not prepared."""
 
     manifest: DatasetManifest
     lengths: RowLengths
@@ -60,10 +60,10 @@ class RunRows(NamedTuple):
 
 
 def read_rows(run: PlannedRun, tables: Mapping[str, Any]) -> RunRows:
-    """Return the rows that a task trains on: prepared ones, or those that `[rows]` declares.
+    """Return the rows that a task trains on: prepared ones, or those declared in `[rows]`.
 
-    Raises DataError if the manifest is damaged, or if it has no training rows, and SettingsError if
-    the task cannot use the data.
+    Raises DataError if the manifest is damaged or lacks training rows, and SettingsError if the
+    task cannot use the data.
     """
     path = run.data.path if run.data else None
     folder = Path(path).expanduser() if path else None
@@ -83,7 +83,7 @@ def read_rows(run: PlannedRun, tables: Mapping[str, Any]) -> RunRows:
 def read_lengths(
     task: Task, manifest: DatasetManifest, form: BatchForm, folder: Path
 ) -> RowLengths:
-    """Return the lengths of prepared rows in the batches of a task."""
+    """Return the lengths of prepared rows in a task's batches."""
     split = manifest.splits.get(TRAIN)
     if split is None or not split.rows:
         raise DataError(f"{folder} has no training rows", "prepare more text")
@@ -104,7 +104,7 @@ def read_lengths(
 
 
 def _assume_rows(run: PlannedRun, table: Mapping[str, Any]) -> RunRows:
-    """Return rows of texts with the limits of the table `[rows]`, or of the model."""
+    """Return text rows with the limits from the `[rows]` table, or from the model."""
     task = run.task
     fields = table.get("fields") or {}
     limits = {name: size for name, size in fields.items() if isinstance(size, int)}
@@ -133,9 +133,9 @@ def _assume_rows(run: PlannedRun, table: Mapping[str, Any]) -> RunRows:
 
 
 def read_histogram(folder: Path) -> Sequence[int]:
-    """Return the length histogram of the training texts of prepared data.
+    """Return the training texts' length histogram for prepared data.
 
-    Rows of packed texts count with their full length. Raises DataError without prepared data.
+    Packed text rows count with their full length. Raises DataError without prepared data.
     """
     columns = read_manifest_file(folder / MANIFEST).columns.values()
     texts = [column for column in columns if column.kind == TOKENS]

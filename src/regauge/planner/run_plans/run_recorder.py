@@ -1,7 +1,7 @@
-"""Records a finished training run for later plans: its measured step time and peak memory.
+"""Records a finished training run for later plans: measured step time and peak memory.
 
-The record has the plan of the run, too, so that later plans show how far they were off. A failure
-never affects the run.
+The record includes the run's plan, so that later plans show how far they were off. A failure never
+affects the run.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 REMEDY = "name another output.folder"
 MIN_INTERVALS = 2
-"""Fewest intervals of the ledger, after the first one, for a step time."""
+"""Fewest ledger intervals, after the first one, for a step time."""
 PROCESSOR_BANDWIDTH = 20.0 * GIGA
-"""Assumed bytes per second of a processor's memory, shared by its processes."""
+"""Assumed bytes per second for CPU memory, shared by its processes."""
 DEFAULT_MEMORY = 16.0 * GIGA
-"""Assumed bytes of a device whose memory is unknown."""
+"""Assumed bytes on a device with unknown memory."""
 
 
 def record_finished(folder: Path) -> Anchor | None:
-    """Record the run of an output folder; None if it is not recorded.
+    """Record an output folder's run; None if it is not recorded.
 
     A run that is too short for a step time is not recorded, nor is one that the planner cannot
-    count. Logs the reason of a failure at debug level, and raises nothing.
+    count. Logs a failure's reason at debug level, and never raises.
     """
     try:
         if run_history.find_history() is None:
@@ -54,16 +54,16 @@ def record_finished(folder: Path) -> Anchor | None:
         if anchor is not None:
             run_history.record_run(anchor)
     except RegaugeError as error:
-        logger.debug("the run is no anchor of later plans: %s", error.problem)
+        logger.debug("the run cannot correct later plans: %s", error.problem)
     except Exception as error:  # noqa: BLE001 - a finished run must not fail because of its record
-        logger.debug("the run is no anchor of later plans: %r", error)
+        logger.debug("the run cannot correct later plans: %r", error)
     else:
         return anchor
     return None
 
 
 def measure_run(folder: Path) -> Anchor | None:
-    """Return a run beside its plan; None if it is too short, or has no ledger.
+    """Return a run beside its plan; None if it is too short, or lacks a ledger.
 
     Raises SettingsError if the planner cannot count the run, DataError for damaged files.
     """
@@ -99,9 +99,9 @@ def measure_run(folder: Path) -> Anchor | None:
 
 
 def _keep_peak(machine: MachineRates, earlier: Sequence[Anchor], precision: str) -> MachineRates:
-    """Return a processor with the peak that the first run on it measured.
+    """Return a CPU with the peak measured by the first run on it.
 
-    Each run measures the peak again, with noise, and the errors of runs refer to one peak.
+    Each run measures the peak again, with noise, and runs' errors refer to one peak.
     """
     same = [run for run in earlier if run.machine and run.machine.chip == machine.chip]
     same = [run for run in same if run.features.precision == precision]
@@ -117,9 +117,9 @@ def _name_run(request: TrainingRequest, folder: Path) -> str:
 
 
 def median_step(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the median seconds of a step, over the intervals of the ledger; None if too few.
+    """Return the median seconds per step over the ledger intervals; None if too few.
 
-    The first interval of each attempt warms up, so it does not count.
+    The first interval in each attempt warms up, so it does not count.
     """
     intervals, warm_attempts = [], set()
     for before, after in pairwise(lines):
@@ -133,17 +133,17 @@ def median_step(lines: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _is_first_attempt(line: Mapping[str, Any]) -> bool:
-    """Return whether a line ends the first interval of a run, so that the next one is warm."""
+    """Return whether a line ends a run's first interval, so that the next one is warm."""
     return bool(line["attempt"] == 1 and line["step"] > 0)
 
 
 def find_used_machine(
     saved: Mapping[str, Any], line: Mapping[str, Any]
 ) -> tuple[MachineRates, int]:
-    """Return the machine type that a run used, and the number of machines.
+    """Return the machine type that a run used, and the machine count.
 
-    Without `execution.price.instance` it is the chip that the ledger names, as the machine `local`.
-    Its devices are the processes of one machine.
+    Without `execution.price.instance` it is the chip named in the ledger, as the machine `local`.
+    Its devices are one machine's processes.
     """
     execution = saved.get("execution", {})
     devices = execution.get("processes", 1)
@@ -160,7 +160,7 @@ def find_used_machine(
 
 
 def _describe_processor(line: Mapping[str, Any], devices: int) -> MachineRates:
-    """Return the machine of a chip that is not in the catalog, with the measured peak."""
+    """Return the machine for a chip outside the catalog, with the measured peak."""
     return MachineRates(
         name=run_history.LOCAL,
         chip=line["chip"],
@@ -175,7 +175,7 @@ def _describe_processor(line: Mapping[str, Any], devices: int) -> MachineRates:
 
 
 def _read_memory() -> float:
-    """Return the bytes of this machine's memory."""
+    """Return this machine's memory in bytes."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
         return 1024.0 * int(text.partition("MemTotal:")[2].split()[0])

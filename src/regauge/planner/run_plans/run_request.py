@@ -1,4 +1,4 @@
-"""The training run that a run file describes, as the planner needs it."""
+"""A run file's training run, as the planner needs it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from regauge.planner.training_job import PrecisionPlan
 
 OPTIMIZERS = {"sgd": "sgd", "adafactor": "8bit"}
-"""Optimizers with fewer moments than AdamW."""
 
 
 class PlannedRun(Settings):
-    """The tables of a run file that decide memory and time."""
+    """Run file tables that decide memory and time."""
 
     task: Annotated[SerializeAsAny[Task], choice_of("tasks")]
-    """The task, which knows the rows that it reads and the head of the model."""
+    """The task, which knows the rows it reads and the model head."""
     model: Model
     """The model."""
     batch: Batch
@@ -44,7 +43,7 @@ class PlannedRun(Settings):
     execution: Execution = Execution()
     """Precision, recomputation, machines and price."""
     stop: Stop = Stop(steps=1)
-    """Length of the run, and its target."""
+    """Run length, and target."""
     optimizer: Optimizer = Optimizer()
     """The optimizer, whose moments need memory."""
     strategy: Annotated[SerializeAsAny[Strategy], choice_of("strategies")] = Field(
@@ -54,7 +53,7 @@ class PlannedRun(Settings):
 
 
 class OtherTask(NamedTuple):
-    """Another task than the first one of a run with several tasks."""
+    """Any task after the first one in a run with several tasks."""
 
     name: str
     share: float
@@ -64,25 +63,25 @@ class OtherTask(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """A training run: the job of one device, the global batch and the length of the run."""
+    """A training run: one device's job, the global batch and the run length."""
 
     job: TrainingJob
-    """The job; its micro-batch and accumulation depend on the number of devices."""
+    """The job; its micro-batch and accumulation depend on the device count."""
     batch_sequences: int
-    """Sequences of a global batch: rows x sequences of a row."""
+    """Sequences per global batch: rows x sequences per row."""
     sequences_per_row: int
     micro_batch: int | None
-    """Sequences of a microbatch; None if the planner may choose."""
+    """Sequences per microbatch; None if the planner may choose."""
     steps: int | None
-    """Updates of the run; None if it is unknown."""
+    """Updates in the run; None if unknown."""
     lengths: RowLengths
     run: PlannedRun
     notes: tuple[str, ...]
-    """Assumptions that a user should know."""
+    """Assumptions that users should know."""
     name: str = ""
-    """Name of the task, if the run has several."""
+    """Task name, if the run has several."""
     others: tuple[OtherTask, ...] = ()
-    """The other tasks, whose steps alternate with those of this one."""
+    """The other tasks, whose steps alternate with this one's."""
 
     @property
     def smallest_task(self) -> TrainingRequest:
@@ -91,9 +90,9 @@ class TrainingRequest:
         return min((self, *others), key=lambda task: task.batch_sequences)
 
     def place(self, devices: int, micro_batch: int | None = None) -> TrainingJob | None:
-        """Return the job on a number of devices; None if the batch has too few rows for them.
+        """Return the job on a device count; None if the batch has too few rows for it.
 
-        A micro-batch that is larger than the share of a device is reduced to it.
+        A micro-batch larger than a device's share is reduced to it.
         """
         if self.smallest_task.batch_sequences < devices:
             return None
@@ -104,7 +103,7 @@ class TrainingRequest:
 
 
 def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
-    """Return the training run that tables describe.
+    """Return the training run described by tables.
 
     Raises SettingsError for an invalid table, and for a model that the planner cannot count.
     """
@@ -128,7 +127,7 @@ def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
 
 
 def _list_tasks(value: Any) -> list[Mapping[str, Any]]:
-    """Return the tables of the tasks; raises SettingsError without one."""
+    """Return the task tables; raises SettingsError without one."""
     values = value if isinstance(value, list | tuple) else (value,)
     entries = [{"kind": item} if isinstance(item, str) else item for item in values]
     if not entries or not all(isinstance(item, dict) and "kind" in item for item in entries):
@@ -137,7 +136,7 @@ def _list_tasks(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _select_task(tables: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables of a run with one of its tasks alone."""
+    """Return a run's tables with only one of its tasks."""
     others = ("name", "weight", "data", "batch")
     selected = {**tables, "task": {key: entry[key] for key in entry if key not in others}}
     for name in ("data", "batch"):
@@ -147,7 +146,7 @@ def _select_task(tables: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[st
 
 
 def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> TrainingRequest:
-    """Return the run of one task, which has a share of the steps."""
+    """Return the run with one task, which has a share of the steps."""
     run = _build_run(tables, run_file)
     if not run.task.text_columns():
         problem = f"the planner counts transformers, and a task '{run.task.kind}' without texts"
@@ -207,9 +206,9 @@ def _read_vocabulary(tables: Mapping[str, Any]) -> int | None:
 
 
 def _count_steps(run: PlannedRun, lengths: RowLengths, share: float) -> int | None:
-    """Return the updates of the run; None for epochs over data that is not prepared.
+    """Return the run's updates; None for epochs over unprepared data.
 
-    An epoch is one of the first task, which has a share of the steps.
+    An epoch counts the first task, which has a share of the steps.
     """
     if run.stop.steps is not None:
         return run.stop.steps

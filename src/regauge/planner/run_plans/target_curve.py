@@ -1,8 +1,8 @@
-"""Steps to a target metric, from the curve of a short run with its uncertainty.
+"""Steps to a target metric, from a short run's curve with its uncertainty.
 
 The curve is a + b s^-c for a metric that falls, and a - b s^-c for one that rises; s counts steps.
 Each exponent c on a grid, with asymptotes a around its best one, has a weight. It follows from the
-residuals of the best b. The steps to the target are quantiles of these weights. A curve that never
+best b's residuals. The steps to the target are quantiles over these weights. A curve that never
 reaches the target counts as infinitely many steps.
 """
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from regauge.training.settings import Target
 
 MIN_POINTS = 4
-"""Fewest evaluations after step 0 for a curve of three parameters."""
+"""Fewest evaluations after step 0 for a curve with three parameters."""
 MAX_POINTS = 100
-"""Most evaluations that are used, evenly spaced."""
+"""Maximum evaluations used, evenly spaced."""
 GRID = 60
-"""Values of the exponent c."""
+"""How many values the exponent c takes."""
 EXPONENTS = (0.05, 2.0)
 DEVIATIONS = tuple(step / 4 for step in range(-12, 13))
-"""Deviations of the asymptote from the best one, in standard errors."""
+"""Deviations from the best asymptote, in standard errors."""
 NOISE_FLOOR = 0.01
-"""Smallest standard deviation of a value, in units of the improvement so far."""
+"""Smallest standard deviation for a value, in units of the improvement so far."""
 QUANTILES = (0.1, 0.5, 0.9)
 
 
@@ -53,9 +53,10 @@ class TargetForecast:
 
 
 def forecast_target(folder: Path, target: Target) -> TargetForecast:
-    """Return the steps to a target, from the evaluations of a run folder.
+    """Return the steps to a target, from a run folder's evaluations.
 
-    Raises SettingsError if the run has too few evaluations of the metric, or if it did not improve.
+    Raises SettingsError if the run has too few evaluations for the metric, or if it did not
+    improve.
     """
     points = read_points(folder, target.metric)
     is_rising = target.at_least is not None
@@ -90,7 +91,7 @@ def forecast_target(folder: Path, target: Target) -> TargetForecast:
 
 
 def read_points(folder: Path, metric: str) -> list[tuple[int, float]]:
-    """Return the steps and values of a metric; the last attempt of a step is valid.
+    """Return a metric's steps and values; for a repeated step the last attempt is valid.
 
     Raises SettingsError if the run has too few values.
     """
@@ -98,7 +99,7 @@ def read_points(folder: Path, metric: str) -> list[tuple[int, float]]:
     path = folder / METRICS
     if not path.is_file():
         problem = f"{folder} has no {METRICS}"
-        raise SettingsError(problem, "name the output folder of a run with evaluations")
+        raise SettingsError(problem, "name a run's output folder with evaluations")
     known: set[str] = set()
     for line in jsonl.read_lines(path, jsonl.StepLine):
         known |= {name for name in line if name.startswith("heldout")}
@@ -131,7 +132,7 @@ def _weigh_curves(
     improvement: float,
     bound: float,
 ) -> Iterator[tuple[float, float]]:
-    """Yield the steps to the goal and the weight of each curve.
+    """Yield the steps to the goal and the weight for each curve.
 
     For each exponent, the asymptotes lie around the best one, in units of its standard error.
     """
@@ -160,7 +161,7 @@ class _Line(NamedTuple):
     asymptote: float
     residual: float
     factor: float
-    """Variance of the asymptote for a variance of 1 of the values."""
+    """Asymptote variance for a value variance of 1."""
 
 
 def _fit_line(values: Sequence[tuple[int, float]], exponent: float) -> _Line:
@@ -184,7 +185,7 @@ def _fit_line(values: Sequence[tuple[int, float]], exponent: float) -> _Line:
 
 
 def _compute_steps(ratio: float, exponent: float) -> float:
-    """Return ratio^(1 / exponent), infinite if it is too large for a number."""
+    """Return ratio^(1 / exponent), infinite if too large for a number."""
     power = math.log(ratio) / exponent
     return math.exp(power) if power < math.log(1e15) else math.inf
 
@@ -192,7 +193,7 @@ def _compute_steps(ratio: float, exponent: float) -> float:
 def _fit_scale(
     values: Sequence[tuple[int, float]], powers: Sequence[float], asymptote: float
 ) -> tuple[float, float]:
-    """Return the scale b with the least squares, and the sum of its squared residuals."""
+    """Return the least-squares scale b, and the sum of its squared residuals."""
     above = [value - asymptote for _, value in values]
     scale = sum(map(float.__mul__, powers, above)) / sum(power * power for power in powers)
     return scale, sum(
@@ -201,13 +202,12 @@ def _fit_scale(
 
 
 def _space(low: float, high: float) -> list[float]:
-    """Return values with equal ratios."""
     ratio = math.log(high / low) / (GRID - 1)
     return [low * math.exp(index * ratio) for index in range(GRID)]
 
 
 def _find_quantile(weighted: Sequence[tuple[float, float]], limit: float) -> float:
-    """Return the smallest value at which the sum of the weights reaches a limit."""
+    """Return the smallest value at which the summed weights reach a limit."""
     total = 0.0
     for value, weight in weighted:
         total += weight

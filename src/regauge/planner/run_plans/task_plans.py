@@ -1,4 +1,4 @@
-"""Plans, step times and memory of a run: those of its task, or of all of them together."""
+"""A run's plans, step times and memory: for its task, or for all tasks together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan_tasks(
     count: int,
     runs: Iterable[Anchor] = (),
 ) -> TrainingPlan:
-    """Return the plan of a run on `count` machines; `job` is that of its first task."""
+    """Return a run's plan on `count` machines; `job` is its first task's."""
     runs = tuple(runs)
     plans = [
         (share, plan_training(item, machine, count, runs))
@@ -43,7 +43,7 @@ def plan_tasks(
 def compute_step_seconds(
     request: TrainingRequest, job: TrainingJob, machine: MachineRates, count: int
 ) -> float:
-    """Return the seconds of a mean step by the formulas alone."""
+    """Return the mean seconds per step by the formulas alone."""
     calibration = load_calibration()
     return math.fsum(
         share * step_time.plan_step(item, machine, count, calibration).total
@@ -65,7 +65,7 @@ def judge_memory(
 def _list_jobs(
     request: TrainingRequest, job: TrainingJob, devices: int
 ) -> list[tuple[float, TrainingJob]]:
-    """Return the jobs of all tasks with their shares of the steps, the first task first."""
+    """Return all tasks' jobs with their shares of the steps, first task first."""
     others = [(other.share, _place(other, request, job, devices)) for other in request.others]
     return [(1 - math.fsum(share for share, _ in others), job), *others]
 
@@ -73,9 +73,9 @@ def _list_jobs(
 def _place(
     task: OtherTask, request: TrainingRequest, job: TrainingJob, devices: int
 ) -> TrainingJob:
-    """Return the job of another task with the strategy of the first one's job.
+    """Return another task's job with the strategy of the first one's.
 
-    If a search changed the microbatch of the first task, it changes that of the other as much.
+    If a search changed the first task's microbatch, it changes the other's as much.
     """
     variant = replace(
         task.request.job,

@@ -1,1 +1,1 @@
-"""The search for machines and options that `regauge plan` answers with."""
+"""The search for machines and options behind `regauge plan`."""

@@ -1,4 +1,4 @@
-"""The plans of the verb `plan` for an artifact: a server, or batch inference."""
+"""Plans for an artifact in the verb `plan`: a server, or batch inference."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MAX_LISTED = 10
 
 
 class PricedExecution(Settings):
-    """The keys of `execution` that the plan of an artifact has."""
+    """The `execution` keys used in an artifact's plan."""
 
     price: Price = Price()
-    """Region, discounts or price of the machines."""
+    """Machine region, discounts or price."""
 
 
 class PricedRun(Settings):
-    """The tables of a run file that the plan of an artifact has."""
+    """The run file tables used in an artifact's plan."""
 
     execution: PricedExecution = PricedExecution()
     """The price."""
@@ -78,7 +78,7 @@ def plan_inference(
 
 
 def read_price(overrides: tuple[str, ...], stage: str | None) -> Price:
-    """Return the table `execution.price` of overrides; raises SettingsError for other keys."""
+    """Return the `execution.price` overrides; raises SettingsError for other keys."""
     if stage is not None:
         raise SettingsError("--stage has no effect on the plan of an artifact", "remove it")
     tables = config.apply_overrides({}, overrides, PricedRun)
@@ -96,7 +96,7 @@ def _check_purpose(machines: Machines, purpose: Purpose) -> None:
     if machines.probe:
         raise SettingsError("--probe measures training steps", "remove --serve and --predict")
     if purpose.to_target is not None:
-        raise SettingsError("--to-target is a plan of training", "remove --serve and --predict")
+        raise SettingsError("--to-target is a training plan", "remove --serve and --predict")
     if machines.deadline is not None or (machines.on and machines.compare):
         option = "--deadline" if machines.deadline else "--compare"
         raise SettingsError(f"{option} has no effect on this plan", "remove it")
@@ -112,10 +112,10 @@ def _check_purpose(machines: Machines, purpose: Purpose) -> None:
 def read_artifact(
     folder: Path, lengths: Path | None, price: Price
 ) -> tuple[InferenceRequest, list[str]]:
-    """Return an artifact with its measured times and the lengths of its texts, and notes.
+    """Return an artifact with measured times and text lengths, and notes.
 
     Without a dataset, every text has the longest measured length. Raises SettingsError if the
-    artifact has no measured times.
+    artifact lacks measured times.
     """
     times = read_bucket_times(open_unchecked(folder))
     if times is None:
@@ -133,7 +133,7 @@ def read_artifact(
 
 
 def _rank(options: Sequence[InferenceOption]) -> list[dict[str, Any]]:
-    """Return rows of a table; options whose costs overlap with the first of a group are ties."""
+    """Return table rows; options whose costs overlap with the first in a group are ties."""
     rows: list[dict[str, Any]] = []
     first: InferenceOption | None = None
     for option in options:

@@ -1,4 +1,4 @@
-"""The options of the verb `plan`, grouped by their meaning."""
+"""Options for the verb `plan`, grouped by meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MAX_NODES = 64
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of a plan."""
+    """A plan's machines."""
 
     on: str | None = None
     """Machine type with a count."""
@@ -22,26 +22,26 @@ class Machines:
     cheapest: bool = False
     """Whether to search all machine types."""
     deadline: str | None = None
-    """Longest time of the run."""
+    """Longest run time."""
     max_nodes: int = DEFAULT_MAX_NODES
-    """Largest number of machines of a search."""
+    """Maximum machine count in a search."""
     probe: bool = False
     """Whether to measure some steps on this machine."""
     show_all: bool = False
-    """Whether to list all options of a search."""
+    """Whether to list all options found."""
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """A plan other than that of one training run."""
+    """A plan other than for one training run."""
 
     to_target: Path | None = None
-    """Folder of a short run, whose curve is continued to the target."""
+    """Short run's folder, whose curve is continued to the target."""
     serve: float | None = None
-    """Requests per second of a server."""
+    """Server requests per second."""
     predict: int | None = None
-    """Number of rows of batch inference."""
+    """Row count for batch inference."""
     slo_ms: float | None = None
-    """Milliseconds that a request may take."""
+    """Milliseconds allowed per request."""
     lengths: Path | None = None
-    """Folder of a prepared dataset with the lengths of the texts."""
+    """Prepared dataset folder with the text lengths."""

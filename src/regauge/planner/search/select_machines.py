@@ -1,4 +1,4 @@
-"""Reads the machines of `--on` and `--compare`, and the deadline, of the verb `plan`."""
+"""Reads the machines in `--on` and `--compare`, and the deadline, for the verb `plan`."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def check_machines(machines: Machines) -> None:
 
 
 def parse_hours(text: str) -> float:
-    """Return the hours of a duration such as `7d`, `12h`, `90m`; raises SettingsError."""
+    """Return the hours in a duration such as `7d`, `12h`, `90m`; raises SettingsError."""
     match = _DURATION.fullmatch(text)
     if match is None or float(match[1]) == 0:
-        raise SettingsError(f"--deadline {text} is no duration", "write it as 7d, 12h or 90m")
+        raise SettingsError(f"--deadline {text} is not a duration", "write it as 7d, 12h or 90m")
     return float(match[1]) * HOURS[match[2]]
 
 
 def select_machines(
     request: TrainingRequest, machines: Machines, runs: Sequence[Anchor] = ()
 ) -> list[tuple[MachineRates, int]]:
-    """Return the requested machine types with their counts; `local` is the one of measured runs.
+    """Return the requested machine types with counts; `local` comes from measured runs.
 
-    Without an option they are those of the run file. Raises SettingsError for an unknown type.
+    Without an option the run file decides. Raises SettingsError for an unknown type.
     """
     execution = request.run.execution
     key = "--on" if machines.on else "--compare"
@@ -81,9 +81,9 @@ def select_machines(
 
 
 def _find_local(request: TrainingRequest, runs: Sequence[Anchor]) -> MachineRates:
-    """Return this machine with the processes of the run file, and with the price of the settings.
+    """Return this machine with the run file's processes, and with the configured price.
 
-    With `execution.processes = "auto"` it has the devices of the latest measured run.
+    With `execution.processes = "auto"` it has the latest measured run's devices.
     """
     execution = request.run.execution
     processes = execution.processes
@@ -100,7 +100,7 @@ def _find_local(request: TrainingRequest, runs: Sequence[Anchor]) -> MachineRate
 def _parse_machines(text: str, key: str, request: TrainingRequest) -> tuple[MachineRates, int]:
     match = _MACHINES.fullmatch(text)
     if match is None or match[2] == "0":
-        problem = f"{key}: '{text}' is no machine type with a count"
+        problem = f"{key}: '{text}' is not a machine type with a count"
         raise SettingsError(problem, "write it as p5.48xlarge:16")
     price = request.run.execution.price
     machine = option_search.apply_price(find_machine(match[1], key), price)

@@ -1,4 +1,4 @@
-"""The plans of the verb `plan`: one option, a comparison, a search, and the time to a target."""
+"""Plans in the verb `plan`: one option, a comparison, a search, and the time to a target."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ OTHER_TABLES = frozenset(
         *("tokenizer", "trace", "validation", "weights"),
     }
 )
-"""Tables of other verbs that a run file may have."""
+"""Other verbs' tables that a run file may have."""
 REFUSED = 2
-"""Exit code of a plan that does not fit or misses its deadline."""
+"""Exit code for a plan that does not fit or misses its deadline."""
 
 
 def read_tables(run_file: Path, overrides: tuple[str, ...], stage: str | None) -> config.Tables:
-    """Return the tables of a training run; raises SettingsError for an unknown one."""
+    """Return a training run's tables; raises SettingsError for an unknown one."""
     tables = select_stage(config.read(run_file), stage)
     tables = config.apply_overrides(tables, overrides, TrainSettings)
     known = {*TrainSettings.model_fields, *OTHER_TABLES}
@@ -69,7 +69,7 @@ def read_tables(run_file: Path, overrides: tuple[str, ...], stage: str | None) -
 
 
 def read_run(tables: config.Tables, run_file: Path) -> TrainingRequest:
-    """Return the training run of tables; raises SettingsError for an invalid one."""
+    """Return the training run in tables; raises SettingsError for an invalid one."""
     request = read_request(tables, run_file)
     instance = (tables.get("launch") or {}).get("instance")
     if instance and request.run.execution.price.instance is None:
@@ -87,9 +87,9 @@ def plan_run(
     *,
     explain: bool,
 ) -> dict[str, Any]:
-    """Return the plan that the command line requests; raises SettingsError if it contradicts.
+    """Return the plan requested on the command line; raises SettingsError for contradictions.
 
-    `probes`: runs that were measured for this plan.
+    `probes`: runs measured for this plan.
     """
     measured = {probe.run_id for probe in probes}
     earlier = [run for run in run_history.load_history() if run.run_id not in measured]
@@ -106,7 +106,7 @@ def plan_run(
 
 
 def probe_machine(request: TrainingRequest, tables: config.Tables) -> list[Anchor]:
-    """Return the measured steps of a run on this machine, and record them for later plans."""
+    """Return a run's measured steps on this machine, and record them for later plans."""
     from regauge.planner.run_plans.local_probe import ProbedRun, probe_run
 
     shapes = len(request.lengths.shapes)
@@ -125,7 +125,7 @@ def plan_one(
     *,
     explain: bool = False,
 ) -> dict[str, Any]:
-    """Return the whole plan of a run on `count` machines.
+    """Return a run's whole plan on `count` machines.
 
     `error` and `code` are added if the run does not fit, or if it misses the deadline.
     """
@@ -144,7 +144,7 @@ def plan_one(
 def _plan_scaling(
     request: TrainingRequest, machine: MachineRates, count: int, runs: Sequence[Anchor]
 ) -> list[dict[str, Any]]:
-    """Return the scaling curve over machines, or over processes of this machine."""
+    """Return the scaling curve over machines, or over this machine's processes."""
     if machine.name != run_history.LOCAL:
         scaled = [(machine, number) for number in _list_counts(count)]
     else:
@@ -174,7 +174,7 @@ def _list_counts(count: int) -> list[int]:
 
 
 def _find_refusal(request: TrainingRequest, option: Option, deadline: str | None) -> dict[str, Any]:
-    """Return why a plan cannot be used, with the change that makes it fit; empty if it can."""
+    """Return why a plan cannot be used, with the change that makes it fit; empty otherwise."""
     plan = option.plan
     answer: dict[str, Any] = {}
     if plan.memory.verdict != "fits":
@@ -199,7 +199,7 @@ def _describe_change(
     count: int,
     change: option_search.JobCandidate | None,
 ) -> str:
-    """Return the settings to change so that a run surely fits, as overrides of the run file."""
+    """Return the settings to change so that a run surely fits, as run file overrides."""
     if change is None:
         return "nothing that the planner may change makes it fit: use a smaller model"
     before, after = describe_settings(request, job), describe_settings(request, change.job)
@@ -213,7 +213,7 @@ def _describe_change(
 def rank(
     request: TrainingRequest, machines: Machines, runs: Sequence[Anchor] = ()
 ) -> dict[str, Any]:
-    """Return options ranked by dollars; options of equal rank are ties."""
+    """Return options ranked by dollars; equal ranks are ties."""
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
     more = 0
     if machines.cheapest:
@@ -235,7 +235,7 @@ def _search(
     deadline: float | None,
     runs: Sequence[Anchor],
 ) -> option_search.SearchResult:
-    """Return the cheapest options of all machine types with a price, with any settings."""
+    """Return the cheapest options over all machine types with a price, with any settings."""
     free = replace(request, micro_batch=None)
     listed = option_search.list_machines(request.run.execution.price)
     return option_search.search_options(
@@ -249,10 +249,10 @@ def compare(
     deadline: float | None,
     runs: Sequence[Anchor],
 ) -> list[Option]:
-    """Return the named machines ranked, each with the settings of the run file if these fit.
+    """Return the named machines ranked, each with the run file's settings if these fit.
 
-    Otherwise the settings are chosen. Raises SettingsError if the run fits on none of them, or if
-    all of them miss the deadline.
+    Otherwise the settings are chosen. Raises SettingsError if the run does not fit on any of them,
+    or if all of them miss the deadline.
     """
     options = []
     for machine, count in selected:
@@ -328,7 +328,7 @@ def _finishes(option: Option, deadline: float) -> bool:
 
 
 def _spread(option: Option, forecast: TargetForecast) -> Option:
-    """Return an option whose interval has the uncertainty of the steps, too."""
+    """Return an option whose interval includes the uncertainty in the steps."""
     steps = forecast.steps
     relative = Estimate(steps.p10 / steps.p50, 1.0, steps.p90 / steps.p50)
     hours = None if option.hours is None else combine(option.hours, relative)

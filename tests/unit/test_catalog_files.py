@@ -136,7 +136,7 @@ def test_a_wrong_column_names_the_right_one(
         (PRICES + "p5.48xlarge,2026-10-01,1,s,t\n", "more cells than the header"),
         (PRICES + "p5.48xlarge,2026-10-01\n", "fewer cells than the header"),
         (INSTANCES + "x,H200-SXM-141G,8,9,4,s\n", "did you mean 'H200-SXM-141GB'"),
-        (INSTANCES + "x,H200-SXM-141GB,8.5,9,4,s\n", "no whole number"),
+        (INSTANCES + "x,H200-SXM-141GB,8.5,9,4,s\n", "not a whole number"),
         ("", "has no rows"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The catalog: chips, machine types and dated prices, and how they are updated."""
+"""The catalog: chips, machine types and dated prices, and how to update them."""

@@ -1,7 +1,7 @@
-"""Catalog of chips, machine types and their dated prices, each row with its source.
+"""Catalog of chips, machine types and their dated prices, each row with a source.
 
 The data is in `chips.csv`, `instances.csv`, `price_history.csv` and `efa.csv` in this folder. Files
-with the first three names in the folder of `find_user_folder` add rows and replace rows of the same
+with the first three names in the `find_user_folder` folder add rows and replace rows with the same
 name. An empty cell means unknown; it is never guessed from another row.
 """
 
@@ -28,71 +28,63 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REGION = "us-east-1"
-"""Region of the prices of the package; a user may add those of others."""
+"""Region for the package's prices; users may add others."""
 NO_VENDOR = "CPU"
-"""Vendor of a machine type without accelerators."""
+"""Vendor for machine types without accelerators."""
 EVERY_INSTANCE = "*"
-"""Key of a discount for all machine types that have no other one."""
+"""Discount key for all machine types not listed themselves."""
 STALE_DAYS = 90
 """Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
 
 
 MAX_SUGGESTIONS = 6
-"""Machine types that a message names."""
+"""Maximum number of machine types named in a message."""
 CHIPS, INSTANCES, PRICES = "chips.csv", "instances.csv", "price_history.csv"
-"""Files of the catalog, in this folder and in the folder of a user."""
+"""Catalog files, in this folder and in the user's folder."""
 
 
 @dataclass(frozen=True)
 class CatalogChip:
-    """One accelerator or CPU model of the catalog."""
-
     name: str
     vendor: str
     tdp_watts: float | None
     """Thermal design power: the largest sustained power."""
     source: str
     bf16_teraflops: float | None = None
-    """Peak of dense bf16 matrix products in TFLOP/s, without structured sparsity."""
+    """Peak for dense bf16 matrix products in TFLOP/s, without structured sparsity."""
     fp16_teraflops: float | None = None
     fp32_teraflops: float | None = None
     tf32_teraflops: float | None = None
     memory_gb: float | None = None
     """Device memory in GB (10^9 bytes) as the vendor names it."""
     bandwidth_gb_per_s: float | None = None
-    """Bandwidth of the device memory in GB/s."""
+    """Device memory bandwidth in GB/s."""
     link_gb_per_s: float | None = None
-    """Bandwidth of the links to the other chips of a machine in GB/s, in one direction."""
+    """Bandwidth to the other chips in a machine in GB/s, in one direction."""
     measured_bf16_teraflops: float | None = None
-    """Largest measured rate of bf16 matrix products in TFLOP/s."""
+    """Largest measured rate for bf16 matrix products in TFLOP/s."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine type of a cloud."""
-
     name: str
     chip: str
     chips: int | None
-    """Number of accelerators; None for a CPU machine."""
+    """Accelerator count; None for a CPU machine."""
     usd_per_hour: float | None
     """On-demand price in `REGION`; None if unknown."""
     as_of: dt.date | None
-    """Date of the price."""
     source: str
     vcpus: int | None = None
     memory_gib: int | None = None
     """Main memory in GiB."""
     network_gbit_per_s: float | None = None
-    """Bandwidth of the network between machines in Gbit/s, in one direction."""
+    """Network bandwidth between machines in Gbit/s, in one direction."""
     region: str = REGION
-    """Region of the price."""
 
 
 @dataclass(frozen=True)
 class CatalogPrice:
-    """The on-demand price of a machine type on one date."""
-
     instance: str
     as_of: dt.date
     usd_per_hour: float
@@ -102,20 +94,16 @@ class CatalogPrice:
 
 @dataclass(frozen=True)
 class MachinePrice:
-    """Price of one machine, with its source and date."""
-
     usd_per_hour: float
     source: str
     as_of: dt.date | None = None
 
     @property
     def usd_per_second(self) -> float:
-        """Price per second."""
         return self.usd_per_hour / SECONDS_PER_HOUR
 
     @property
     def description(self) -> str:
-        """Price, source and date in words."""
         date = f", {self.as_of}" if self.as_of else ""
         return f"{self.usd_per_hour:g} USD per hour ({self.source}{date})"
 
@@ -142,17 +130,17 @@ def find_user_folder() -> Path:
 
 
 def load_chips() -> Mapping[str, CatalogChip]:
-    """Return all chips of the catalog by name."""
+    """Return name -> chip."""
     return _load_chips(find_user_folder())
 
 
 def load_instances() -> Mapping[str, Instance]:
-    """Return all machine types of the catalog by name, with their newest prices."""
+    """Return name -> machine type, with newest prices."""
     return _load_instances(find_user_folder())
 
 
 def load_prices() -> Mapping[str, tuple[CatalogPrice, ...]]:
-    """Return the prices of each machine type, the oldest first."""
+    """Return machine type -> prices, oldest first."""
     return _load_prices(find_user_folder())
 
 
@@ -275,34 +263,34 @@ def _load_efa_interfaces() -> Mapping[str, int]:
 
 
 def find_efa_interfaces(instance: str) -> int:
-    """Return the number of EFA network interfaces of a machine type; 0 if it has none."""
+    """Return a machine type's EFA network interface count; 0 without EFA."""
     return _load_efa_interfaces().get(instance, 0)
 
 
 @cache
 def load_inference_chips() -> frozenset[str]:
-    """Return the names of the chips that cannot train."""
+    """Return the names of chips that cannot train."""
     return frozenset(row["chip"] for row in _read_rows("inference_chips.csv"))
 
 
 def find_vendor(instance: Instance) -> str:
-    """Return the vendor of a machine type's accelerators; `NO_VENDOR` without accelerators."""
+    """Return a machine type's accelerator vendor; `NO_VENDOR` without accelerators."""
     chip = load_chips().get(instance.chip)
     return chip.vendor if chip is not None and instance.chips else NO_VENDOR
 
 
 def find_chip(price: Price) -> CatalogChip | None:
-    """Return the chip of a price's machine type; None if no type is set or its chip is unknown."""
+    """Return the chip for a price's machine type; None without a type, or if unknown."""
     if price.instance is None:
         return None
     return load_chips().get(find_instance(price.instance).chip)
 
 
 def find_price(price: Price) -> MachinePrice | None:
-    """Return the price of one machine; None if unknown.
+    """Return one machine's price; None if unknown.
 
-    `usd_per_hour` of the settings takes precedence over the catalog, whose price is reduced by the
-    discount of the settings. Raises SettingsError for an unknown machine type.
+    `usd_per_hour` in the settings takes precedence over the catalog price, which is reduced by the
+    configured discount. Raises SettingsError for an unknown machine type.
     """
     machine = find_instance(price.instance) if price.instance is not None else None
     if price.usd_per_hour is not None:
@@ -334,7 +322,7 @@ def find_listed_price(
 
 
 def _parse_rows(name: str, user_folder: Path, parse: Callable[[dict[str, str]], T]) -> list[T]:
-    """Return the rows of a file of the catalog, then the rows of the user's file of that name.
+    """Return the rows in a catalog file, then those in the user's file with that name.
 
     Raises SettingsError if the user's file is damaged.
     """

@@ -1,4 +1,4 @@
-"""Machines of the catalog, with the rates that the formulas need."""
+"""Catalog machines, with the rates that formulas need."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ GIB = 2**30
 USABLE_SHARE = 0.985
 """Share of a chip's nominal memory that a program can reserve: the driver keeps the rest."""
 ECC_SHARE = 0.94
-"""The same for chips that store error correction in their memory: A10G has 22.5 of 24 GiB."""
+"""The same for chips that store error correction in their memory: an A10G has 22.5 of 24 GiB."""
 ECC_CHIPS = ("T4", "A10", "A10G", "L4", "L40S")
 BITS = 8
 HOST_LINK = 16.0
-"""GB/s between the chips of a machine whose link is unknown."""
+"""GB/s between the chips in a machine whose link is unknown."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +34,30 @@ class MachineRates:
     chip: str
     devices: int
     peak_flops: float | None
-    """Dense bf16 (or fp16) FLOP/s of one chip; None if unpublished."""
+    """Dense bf16 (or fp16) FLOP/s for one chip; None if unpublished."""
     memory_bytes: float
     memory_bandwidth: float
-    """Bytes per second of one chip's memory."""
+    """Bytes per second to one chip's memory."""
     link_bandwidth: float
-    """Bytes per second of one chip inside the machine, one direction."""
+    """Bytes per second for one chip inside the machine, one direction."""
     network_bandwidth: float
-    """Bytes per second of the whole machine to others."""
+    """Bytes per second between the whole machine and others."""
     usd_per_hour: float | None = None
     is_shared: bool = False
-    """The devices are processes that share the cores, the memory and the peak of a processor."""
+    """Whether devices are processes that share a CPU's cores, memory and peak."""
 
 
 @cache
 def load_cores() -> Mapping[str, int]:
-    """Return the cores of each chip whose cores programs address as devices."""
+    """Return chip -> cores, for chips whose cores programs address as devices."""
     rows = read_csv_rows(Path(__file__).with_name("cores.csv"))
     return {row["chip"]: int(row["cores"]) for row in rows}
 
 
 def find_machine(name: str, key: str = "--on") -> MachineRates:
-    """Return a machine type of the catalog.
+    """Return a catalog machine type.
 
-    Raises SettingsError with the closest name if it is unknown, or if it has no accelerators.
+    Raises SettingsError with the closest name if it is unknown, or without accelerators.
     """
     instance = find_instance(name, key)
     if not instance.chips or instance.chip not in load_chips():
@@ -72,11 +72,11 @@ def find_machine(name: str, key: str = "--on") -> MachineRates:
 def build_machine(
     name: str, chip: str, chips: int, network_bandwidth: float, usd_per_hour: float | None = None
 ) -> MachineRates:
-    """Return a machine with chips of the catalog; `network_bandwidth` in bytes per second.
+    """Return a machine with catalog chips; `network_bandwidth` in bytes per second.
 
     Its devices are the cores that programs address; each has its share of a chip.
 
-    Raises SettingsError if the memory of the chip is unknown.
+    Raises SettingsError if the chip's memory is unknown.
     """
     entry = load_chips()[chip]
     if not entry.memory_gb or not entry.bandwidth_gb_per_s:

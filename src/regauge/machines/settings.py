@@ -1,4 +1,4 @@
-"""Settings of machine prices: the [execution.price] table. This module imports no torch."""
+"""Machine price settings: the [execution.price] table. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regauge.config import Settings
 
 
 class Price(Settings):
-    """Price of one machine; without it, costs in dollars are unknown."""
+    """One machine's price; without it, costs in dollars are unknown."""
 
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "instance": ("usd_per_hour", "market", "as_of"),
@@ -26,7 +26,7 @@ class Price(Settings):
     usd_per_hour: float | None = Field(default=None, ge=0)
     """Price per machine and hour; replaces the catalog price."""
     market: Literal["on-demand", "reserved", "spot", "own"] = "on-demand"
-    """Market of the price; the catalog has only on-demand prices."""
+    """Price market; the catalog has only on-demand prices."""
     as_of: dt.date | None = Field(default=None, strict=False)
     """Price date."""
     discounts: dict[str, Annotated[float, Field(ge=0, lt=1)]] = {}

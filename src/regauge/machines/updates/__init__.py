@@ -1,1 +1,1 @@
-"""Rows that a user adds to the catalog, and current prices. Nothing here imports torch."""
+"""Catalog rows added by users, and current prices. Nothing here imports torch."""

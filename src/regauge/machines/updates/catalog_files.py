@@ -1,7 +1,7 @@
-"""Reads the catalog files of a user, checks their columns and units, and stores their rows.
+"""Reads users' catalog files, checks columns and units, and stores the rows.
 
-A column's name contains its unit. A file with another unit is refused with the right column, since
-a conversion that nobody sees is how a price per month becomes a price per hour.
+A column name contains its unit. A file with another unit is refused with the right column, since a
+silent conversion is how a price per month becomes a price per hour.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Quantity(NamedTuple):
-    """The unit of a column and the values that are plausible in it."""
+    """A column's unit and plausible values."""
 
     unit: str
     minimum: float
@@ -56,7 +56,7 @@ COUNT = Quantity("a count", 1, 1e4, "write a whole number")
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of one kind of catalog file."""
+    """The columns in one kind of catalog file."""
 
     file: str
     key: tuple[str, ...]
@@ -107,7 +107,6 @@ TABLES = {
 LOCK_SECONDS = 60.0
 """Longest wait for another process that changes the catalog."""
 WHOLE_NUMBERS = frozenset({"chips", "vcpus", "memory_gib"})
-"""Columns with whole numbers."""
 UNIT_WORDS = frozenset(
     {
         *("b", "kb", "mb", "gb", "tb", "kib", "mib", "gib", "tib"),
@@ -118,14 +117,14 @@ UNIT_WORDS = frozenset(
         *("ops", "tops", "teraops", "usd", "eur", "gbp", "cent", "cents", "dollars"),
     }
 )
-"""Words of a column's name that name its unit."""
+"""Words in a column name that name its unit."""
 
 
 def import_file(path: Path) -> dict[str, object]:
-    """Check a CSV file of chips, instances or prices and add its rows to the user's catalog.
+    """Check a CSV file with chips, instances or prices and add its rows to the user's catalog.
 
-    The columns decide the kind of the file. Returns the kind, the number of rows, their names and
-    the file that was written. Raises SettingsError with the line and the right name or unit.
+    The columns decide the file's kind. Returns the kind, the row count, the names and the written
+    file. Raises SettingsError with the line and the right name or unit.
     """
     kind, rows = _read_table(path)
     table = TABLES[kind]
@@ -142,7 +141,7 @@ def import_file(path: Path) -> dict[str, object]:
 
 
 def store_prices(prices: Sequence[CatalogPrice]) -> Path:
-    """Add prices to the user's catalog and return its file."""
+    """Add prices to the user's catalog and return the file."""
     rows = [
         {
             "instance": price.instance,
@@ -157,7 +156,7 @@ def store_prices(prices: Sequence[CatalogPrice]) -> Path:
 
 
 def store_rows(table: Table, rows: Sequence[Mapping[str, str]]) -> Path:
-    """Write rows to the user's file of a table; a row replaces the stored row with its key."""
+    """Write rows to the user's file for a table; a row replaces the stored row with its key."""
     path = find_user_folder() / table.file
     path.parent.mkdir(parents=True, exist_ok=True)
     with hold_lock(path.parent / LOCK, LOCK_SECONDS):
@@ -173,7 +172,7 @@ def store_rows(table: Table, rows: Sequence[Mapping[str, str]]) -> Path:
 
 
 def _read_table(path: Path) -> tuple[str, list[dict[str, str]]]:
-    """Return the kind of a file and its rows; raises SettingsError for other columns."""
+    """Return a file's kind and rows; raises SettingsError for other columns."""
     try:
         rows = read_csv_rows(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -208,7 +207,7 @@ def _check_columns(table: Table, columns: Sequence[str], location: str) -> None:
 
 
 def _find_remedy(table: Table, column: str, columns: Sequence[str]) -> str:
-    """Return the remedy for an unknown column: the column of the same quantity in its unit."""
+    """Return the remedy for an unknown column: the column for the same quantity with its unit."""
     stem = _find_stem(column)
     for name, quantity in table.columns.items():
         if quantity is not None and name not in columns and _find_stem(name) == stem:
@@ -217,13 +216,13 @@ def _find_remedy(table: Table, column: str, columns: Sequence[str]) -> str:
 
 
 def _find_stem(column: str) -> tuple[str, ...]:
-    """Return the words of a column's name without its unit."""
+    """Return the words in a column name without the unit."""
     words = re.split(r"[^a-z0-9]+", column.lower())
     return tuple(word for word in words if word and word not in UNIT_WORDS)
 
 
 def _clean_row(row: Mapping[str, str], location: str) -> dict[str, str]:
-    """Return a row without spaces around its cells; raises SettingsError for other lengths."""
+    """Strip a row's cells; raises SettingsError for another length."""
     names, cells = list[object](row), list[object](row.values())
     if None in names or None in cells:  # csv stores the cells of a wrong length as None
         problem = f"{location} has {'more' if None in names else 'fewer'} cells than the header"
@@ -253,13 +252,13 @@ def _check_number(cell: str, quantity: Quantity, location: str, *, is_whole: boo
     try:
         value = float(cell)
     except ValueError:
-        raise SettingsError(f"{location} is no number", f"write it in {quantity.unit}") from None
+        raise SettingsError(f"{location} is not a number", f"write it in {quantity.unit}") from None
     if not math.isfinite(value) or not quantity.minimum <= value <= quantity.maximum:
         bounds = f"{quantity.minimum:g} to {quantity.maximum:g} {quantity.unit}"
         problem = f"{location} is outside {bounds}"
         raise SettingsError(problem, f"convert it to {quantity.unit}: {quantity.conversion}")
     if is_whole and not cell.isdigit():
-        raise SettingsError(f"{location} is no whole number", "write digits only")
+        raise SettingsError(f"{location} is not a whole number", "write digits only")
 
 
 def _check_date(text: str, location: str, *, has_price: bool) -> None:
@@ -271,7 +270,7 @@ def _check_date(text: str, location: str, *, has_price: bool) -> None:
     try:
         date = dt.date.fromisoformat(text)
     except ValueError:
-        problem = f"{location}: as_of = {text} is no date"
+        problem = f"{location}: as_of = {text} is not a date"
         raise SettingsError(problem, "write it as YYYY-MM-DD") from None
     if date > dt.datetime.now(dt.UTC).date():
         raise SettingsError(f"{location}: as_of = {text} is in the future", "correct the date")

@@ -1,6 +1,6 @@
-"""Reads current on-demand prices from AWS's price list, with the credentials of the user.
+"""Reads current on-demand prices from AWS's price list, with the user's credentials.
 
-The price list is the service `pricing` of boto3, which answers in us-east-1 for all regions.
+The price list is the boto3 service `pricing`, which answers in us-east-1 for all regions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PRICE_LIST_REGION = "us-east-1"
-"""Region of the price list's endpoint; it has the prices of all regions."""
+"""Region for the price list's endpoint; it has prices for all regions."""
 SERVICE = "AmazonEC2"
 FILTERS = {
     "operatingSystem": "Linux",
@@ -30,7 +30,7 @@ FILTERS = {
     "preInstalledSw": "NA",
     "capacitystatus": "Used",
 }
-"""Attributes of a plain Linux machine that is paid by the hour."""
+"""Attributes that select a plain Linux machine paid by the hour."""
 HOUR = "Hrs"
 CREDENTIAL_CODES = ("AccessDenied", "ExpiredToken", "UnrecognizedClient", "InvalidClientTokenId")
 INSTALL_COMMAND = "pip install 'regauge[aws]'"
@@ -39,9 +39,9 @@ INSTALL_COMMAND = "pip install 'regauge[aws]'"
 def fetch_prices(
     instances: Iterable[str], region: str, today: dt.date, client: Any = None
 ) -> list[CatalogPrice]:
-    """Return the on-demand prices of machine types in a region; types without one are left out.
+    """Return on-demand prices for machine types in a region; types without one are left out.
 
-    `client` is a boto3 client of the price list. Raises PreflightError without boto3 or
+    `client` is a boto3 client for the price list. Raises PreflightError without boto3 or
     credentials, TransientError if the service is unreachable, and SettingsError for an unknown
     machine type.
     """
@@ -66,12 +66,12 @@ def _build_client() -> Any:
     try:
         return boto3.client("pricing", region_name=PRICE_LIST_REGION)
     except BotoCoreError as error:
-        problem = f"the price list of AWS cannot be read: {first_line(error)}"
-        raise PreflightError(problem, "set AWS_PROFILE or the keys of AWS") from None
+        problem = f"AWS's price list cannot be read: {first_line(error)}"
+        raise PreflightError(problem, "set AWS_PROFILE or the AWS keys") from None
 
 
 def _fetch_price(client: Any, instance: str, region: str) -> float | None:
-    """Return the price of a machine type in USD per hour; None if the region does not have it."""
+    """Return a machine type's USD per hour; None if the region does not have it."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     attributes = {**FILTERS, "instanceType": instance, "regionCode": region}
@@ -84,15 +84,15 @@ def _fetch_price(client: Any, instance: str, region: str) -> float | None:
     except ClientError as error:
         raise _convert_answer(error) from None
     except BotoCoreError as error:
-        message = f"the price list of AWS cannot be read: {first_line(error)}"
+        message = f"AWS's price list cannot be read: {first_line(error)}"
         if "credential" in str(error).lower():
-            raise PreflightError(message, "set AWS_PROFILE or the keys of AWS") from None
+            raise PreflightError(message, "set AWS_PROFILE or the AWS keys") from None
         raise TransientError(message, "check the network, then try again") from None
     return read_price(answer, instance)
 
 
 def _convert_answer(error: Any) -> Exception:
-    """Return the error of Regauge for an answer of AWS that reports a failure."""
+    """Convert an AWS answer that reports a failure."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     message = f"the price list of AWS: {first_line(error)}"
     if code.startswith(CREDENTIAL_CODES):
@@ -103,9 +103,9 @@ def _convert_answer(error: Any) -> Exception:
 
 
 def read_price(answer: Mapping[str, Any], instance: str) -> float | None:
-    """Return the USD per hour in an answer of GetProducts; None if it lists no product.
+    """Return the USD per hour in a GetProducts answer; None without products.
 
-    Raises DataError for an answer of another shape, another unit, or two different prices.
+    Raises DataError for another shape, another unit, or two different prices.
     """
     try:
         prices = {price for text in answer["PriceList"] for price in _list_prices(text)}
@@ -120,7 +120,6 @@ def read_price(answer: Mapping[str, Any], instance: str) -> float | None:
 
 
 def _list_prices(text: str) -> list[float]:
-    """Return the hourly prices above zero of one product of the price list."""
     product = parse_object(text.encode())
     dimensions = [
         dimension

@@ -238,9 +238,9 @@ def test_a_server_that_is_down() -> None:
     ("target", "problem"),
     [
         ("none", "no folder none"),
-        ("http://", "is no address of a server"),
+        ("http://", "is not a server address"),
         ("local://x", "is not a handle"),
-        (".", "contains no run"),
+        (".", "does not contain a run"),
     ],
 )
 def test_wrong_targets(

@@ -1,4 +1,4 @@
-"""Shows the snapshots of a target on the terminal until the user quits.
+"""Shows a target's snapshots on the terminal until the user quits.
 
 A thread reads the target, so that a slow file system or server does not delay a key. The last
 snapshot stays on the screen with its age.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.5
 STALE_SECONDS = 3.0
-"""Age of a snapshot from which the screen shows it."""
+"""Snapshot age from which the screen shows it."""
 JOIN_SECONDS = 1.0
 SIZE_VARIABLES = ("COLUMNS", "LINES")
 QUIT_KEYS = frozenset(b"qQ\x04")
@@ -48,11 +48,10 @@ class SnapshotPoller:
         self._problem = ""
         self._stop = threading.Event()
         self.latest = reader.read()
-        """The last snapshot."""
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Read in a thread for the duration of the block."""
+        """Read in a thread within the block."""
         thread = threading.Thread(target=self._poll, name="snapshots", daemon=True)
         thread.start()
         try:
@@ -70,7 +69,7 @@ class SnapshotPoller:
 
     @property
     def note(self) -> str:
-        """The reason why the target cannot be read, or the age of an old snapshot."""
+        """Why the target cannot be read, or an old snapshot's age."""
         age = time.time() - self.latest.read_at
         is_old = age > STALE_SECONDS + self._reader.poll_seconds
         return self._problem or (f"the data is {age:.0f} s old" if is_old else "")
@@ -136,6 +135,5 @@ def _read_keys(handle: int) -> Iterator[int]:
 
 
 def show_once(snapshot: Snapshot, console: Console) -> None:
-    """Print a snapshot with all of its rows and events."""
     console.print(render(snapshot, console.width, None), soft_wrap=False)
     console.print(Text(""), end="")

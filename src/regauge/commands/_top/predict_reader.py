@@ -1,4 +1,4 @@
-"""Reads the snapshot of batch inference, from the ledgers of its jobs."""
+"""Reads batch inference snapshots, from the jobs' ledgers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ REASONS = {
     "preempted": f"stopped by a signal; {RESUME}",
     "failed": f"see the log of the command; {RESUME}",
 }
-"""The reason that is shown with a state."""
+"""State -> reason shown with it."""
 ENDS = {"failed": "the command failed", "preempted": "a signal stopped the command"}
-"""Event of the end of a command, by its recorded outcome."""
+"""Recorded command outcome -> end event."""
 SUMMED = ("rows", "quarantined", "truncated", "tokens", "computed_tokens")
-"""Keys of a ledger line that are summed over the shards."""
+"""Ledger keys summed over the shards."""
 
 
 class PredictReader:
-    """Reads the output folder of `predict`; each line of a ledger is read once."""
+    """Reads a `predict` output folder; each ledger line is read once."""
 
     poll_seconds = 0.5
 
@@ -43,7 +43,7 @@ class PredictReader:
         self._folder = folder
         self._tails: dict[Path, jsonl.Tail] = {}
         self._shards: dict[Path, dict[tuple[int, int], dict[str, Any]]] = defaultdict(dict)
-        """Ledger lines by the folder of their job, then by piece and part."""
+        """Job folder -> (piece, part) -> ledger line."""
 
     def read(self) -> Snapshot:
         """Return the present state; raises DataError if the folder has vanished."""
@@ -99,7 +99,7 @@ def _sum(shards: Iterable[dict[str, Any]]) -> Counter[str]:
 
 
 def _sum_seconds(tail: RunTail, now: float) -> float:
-    """Return the longest time that a job has run, over all of its commands, in seconds."""
+    """Return the longest time any job has run, over all its commands, in seconds."""
     totals = [0.0]
     for line in tail.launches:
         seconds = line.get("machine_seconds", 0.0) / line.get("nodes", 1)

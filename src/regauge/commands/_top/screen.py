@@ -1,4 +1,4 @@
-"""Draws a snapshot as text lines of a given size, from 60 columns and 16 lines on."""
+"""Draws a snapshot as text lines with a given size, from 60 columns and 16 lines on."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ STATE_STYLES = {
     "preempted": "bold yellow",
 }
 PROBLEM_STYLE = "bold yellow"
-"""Style of rows and events that need attention; their words say the same."""
+"""Style for rows and events that need attention; their words say the same."""
 GAP = "  "
-"""Space between columns."""
 HEADING_LINES = 2
-"""Lines of the heading of the table or of the events, with the blank line before."""
+"""Lines in a table or event heading, with the blank line before it."""
 MIN_TABLE_ROWS = 3
 MAX_GROUP_COLUMNS = 44
 WIDE_COLUMNS = 130
@@ -62,7 +61,7 @@ LABELS = {
     "usd_per_million_records": "per 1M records",
 }
 HEADINGS = {"resident_bytes": "memory", "queue_wait_seconds": "wait", "usd": "cost"}
-"""Labels of columns that differ from those of values."""
+"""Column labels that differ from value labels."""
 FORMATS: dict[str, Callable[[float], str]] = {
     "usd": formatting.dollars,
     "ratio": formatting.percent,
@@ -73,13 +72,13 @@ FORMATS: dict[str, Callable[[float], str]] = {
         formatting.count(rate) if rate >= COUNTED_RATE else formatting.number(rate)
     ),
 }
-"""Formats of values by the unit at the end of their key."""
+"""Value format by the unit at the end of the key."""
 PLAIN_NUMBERS = ("step_seconds", "p50_seconds", "p95_seconds", "p99_seconds")
 """Keys whose label has the unit."""
 
 
 def format_label(key: str, labels: Mapping[str, str] = LABELS) -> str:
-    """Return the label of a value: the words of its key without the unit, or a shorter text."""
+    """Return a value's label: the words in its key without the unit, or a shorter text."""
     if "/" in key:  # the name of a metric
         return key
     words = re.sub("_(ratio|bytes|seconds|usd|records|at)$", "", key)
@@ -126,7 +125,7 @@ def _fit(line: Text, width: int, *, pad: bool = False) -> Text:
 
 
 def _join_columns(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    """Return lines side by side; every column has the same width, with a gap of two spaces."""
+    """Return lines side by side; columns have the same width, with a gap of two spaces."""
     lines = []
     for row in zip_longest(*columns):
         cells = [_fit(line or Text(), width - len(GAP), pad=True) for line in row]
@@ -160,7 +159,6 @@ def _draw_progress(progress: ViewProgress, width: int) -> Text:
 
 
 def _format_clock(seconds: float) -> str:
-    """Return a duration as `h:mm:ss`."""
     minutes, whole_seconds = divmod(round(seconds), SECONDS_PER_MINUTE)
     hours, minutes = divmod(minutes, SECONDS_PER_HOUR // SECONDS_PER_MINUTE)
     return f"{hours}:{minutes:02}:{whole_seconds:02}"
@@ -220,7 +218,7 @@ def _draw_table(rows: Sequence[TableRow], max_rows: int) -> list[Text]:
 def _select_rows(
     rows: Sequence[TableRow], max_rows: int
 ) -> tuple[Sequence[TableRow], Sequence[TableRow]]:
-    """Return the rows that are shown, with a line for the number of others, and those others."""
+    """Return the rows to show, with a line that counts the others, and those others."""
     if len(rows) <= max_rows:
         return rows, ()
     order = sorted(range(len(rows)), key=lambda index: not rows[index].is_problem)

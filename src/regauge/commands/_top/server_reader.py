@@ -1,4 +1,4 @@
-"""Reads the snapshot of a server from its routes `/health` and `/metrics`."""
+"""Reads a server snapshot from the routes `/health` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ QUANTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 
 
 class ServerReader:
-    """Reads a server; the rates are those since its last read."""
+    """Reads a server; rates count since the last read."""
 
     poll_seconds = 1.0
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SettingsError(f"'{url}' is no address of a server", "write http://host:port")
+            raise SettingsError(f"'{url}' is not a server address", "write http://host:port")
         self._url, self._parts = url.rstrip("/"), parts
         self._before: _Samples | None = None
 
@@ -66,7 +66,7 @@ class ServerReader:
         )
 
     def _get(self, path: str) -> bytes:
-        """Return the body of a route; only the status of `/health` may be an error."""
+        """Return a route's body; only the `/health` status may be an error."""
         parts, client = self._parts, http.client
         kind = client.HTTPSConnection if parts.scheme == "https" else client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
@@ -91,8 +91,6 @@ class ServerReader:
 
 
 class _Samples:
-    """The samples of a text in Prometheus' format."""
-
     def __init__(self, content: bytes) -> None:
         try:
             from prometheus_client.parser import text_string_to_metric_families
@@ -110,7 +108,7 @@ class _Samples:
             raise DataError(problem, "name the address of `regauge serve`") from None
 
     def list(self, name: str, **labels: str) -> list[Sample]:
-        """Return the samples of a metric whose labels begin with these values."""
+        """Return a metric's samples whose labels begin with these values."""
         return [
             sample
             for sample in self._by_name[name]
@@ -118,17 +116,16 @@ class _Samples:
         ]
 
     def sum(self, name: str, **labels: str) -> float:
-        """Return the sum of the samples that `list` returns."""
         return sum(sample.value for sample in self.list(name, **labels))
 
     def rate(self, name: str, before: _Samples | None) -> float | None:
-        """Return the increase per second of a counter; None at the first read."""
+        """Return a counter's increase per second; None at the first read."""
         if before is None or self.at <= before.at:
             return None
         return (self.sum(name) - before.sum(name)) / (self.at - before.at)
 
     def sum_buckets(self, name: str) -> dict[float, float]:
-        """Return the cumulative counts of a histogram by their upper limits, in order."""
+        """Return upper limit -> cumulative count for a histogram, in order."""
         buckets: dict[float, float] = defaultdict(float)
         for sample in self.list(f"{name}_bucket"):
             buckets[float(sample.labels["le"])] += sample.value
@@ -147,9 +144,9 @@ def _list_requests(now: _Samples, before: _Samples | None) -> dict[str, Value]:
 
 
 def _find_quantile(now: _Samples, before: _Samples | None, share: float) -> float | None:
-    """Return the limit of the bucket with a quantile, of the requests since the last read.
+    """Return the limit of the bucket with a quantile, for requests since the last read.
 
-    If there were none, of all requests. Returns None without requests, or above all limits.
+    Without such requests, for all requests. Returns None without requests, or above all limits.
     """
     name = vocabulary.SERVE_REQUEST_SECONDS.name
     every, earlier = now.sum_buckets(name), before.sum_buckets(name) if before else {}

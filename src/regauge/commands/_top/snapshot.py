@@ -1,4 +1,4 @@
-"""A snapshot of a run, a job or a server: named values, one table and events, without a layout."""
+"""A run, job or server snapshot: named values, one table and events, without a layout."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Value = float | int | str | None
-"""A number in the unit at the end of its key, or a text; None if it is unknown."""
+"""A number in the unit at the end of its key, or a text; None if unknown."""
 
 
 class TableRow(NamedTuple):
-    """A row of the table of a snapshot."""
-
     values: Mapping[str, Value]
     is_problem: bool = False
     """Whether the row needs attention; such rows are shown if there is no space for all."""
 
 
 class ViewEvent(NamedTuple):
-    """Something that happened to a run."""
-
     at: float
     """Seconds since the epoch."""
     text: str
@@ -30,8 +26,6 @@ class ViewEvent(NamedTuple):
 
 
 class ViewProgress(NamedTuple):
-    """How much of a run is done."""
-
     unit: str
     """Plural noun, such as `steps`."""
     done: float
@@ -42,8 +36,6 @@ class ViewProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a target at one moment."""
-
     name: str
     verb: str
     state: str
@@ -53,12 +45,12 @@ class Snapshot:
     groups: Mapping[str, Mapping[str, Value]]
     """Values by topic and key."""
     table: str
-    """Name of the table, such as `ranks`."""
+    """Table name, such as `ranks`."""
     rows: tuple[TableRow, ...]
     reason: str = ""
     """Why the state is not `running`, as one line."""
     facts: tuple[str, ...] = ()
-    """Short facts of the headline, such as the attempt and the host."""
+    """Short facts for the headline, such as the attempt and the host."""
     progress: ViewProgress | None = None
     events: tuple[ViewEvent, ...] = ()
     """Oldest first."""
@@ -81,8 +73,6 @@ class Snapshot:
 
 
 class SnapshotReader(Protocol):
-    """Reads the snapshots of one target."""
-
     poll_seconds: float
     """Minimum pause between two reads."""
 

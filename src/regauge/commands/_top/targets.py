@@ -1,4 +1,4 @@
-"""Selects the reader of a target: an output folder, a launched job or the address of a server."""
+"""Selects a target's reader: an output folder, a launched job or a server address."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PROBLEM_STATES = ("failed", "preempted", "unknown")
 
 
 def open_reader(target: str) -> SnapshotReader:
-    """Return the reader of a target.
+    """Return a target's reader.
 
-    Raises SettingsError for a folder without a run, and for a handle that no launcher knows.
+    Raises SettingsError for a folder without a run, and for a handle unknown to all launchers.
     """
     if target.startswith(SCHEMES):
         from regauge.commands._top.server_reader import ServerReader
@@ -37,14 +37,14 @@ def open_reader(target: str) -> SnapshotReader:
 
 
 def open_folder(folder: Path) -> SnapshotReader:
-    """Return the reader of an output folder; of a pipeline, the stage that runs or ran last."""
+    """Return an output folder's reader; for a pipeline, the stage that runs or ran last."""
     if not folder.is_dir():
-        raise SettingsError(f"no folder {folder}", "name the output folder of a run")
+        raise SettingsError(f"no folder {folder}", "name a run's output folder")
     if not (is_any_run(folder) or (folder / RANKS).is_dir()):
         stages = find_stage_folders(folder)
         if not stages:
-            remedy = "name the output folder of a run; `regauge runs` lists them"
-            raise SettingsError(f"{folder} contains no run", remedy)
+            remedy = "name a run's output folder; `regauge runs` lists them"
+            raise SettingsError(f"{folder} does not contain a run", remedy)
         folder = [*stages, *(stage for stage in stages if read_run_tail(stage).is_locked)][-1]
     if is_predict_folder(folder):
         from regauge.commands._top.predict_reader import PredictReader
@@ -56,7 +56,7 @@ def open_folder(folder: Path) -> SnapshotReader:
 
 
 class JobReader:
-    """Reads a job of `launch`: the state of its scheduler, and its run if its folder is visible."""
+    """Reads a `launch` job: the scheduler's state, and the run if its folder is visible."""
 
     poll_seconds = 2.0
 
@@ -81,7 +81,7 @@ class JobReader:
 
 
 def _describe_job(status: JobStatus) -> Snapshot:
-    """Return the snapshot of a job whose output folder this machine cannot read."""
+    """Return the snapshot for a job whose output folder this machine cannot read."""
     rows = [
         TableRow(
             {

@@ -1,4 +1,4 @@
-"""Reads the snapshot of a run in an output folder, of `train` and of every verb but `predict`."""
+"""Reads a run snapshot in an output folder, for `train` and every verb but `predict`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from regauge.run_folders.run_tail import RunState
 
 MAX_ATTEMPTS = 20
-"""Number of last attempts whose events are read."""
+"""Last attempts whose events are read."""
 MAX_CHECKPOINTS = 3
-"""Number of newest checkpoints that are events."""
+"""Newest checkpoints shown as events."""
 
 
 class TrainingReader:
-    """Reads one output folder."""
-
     poll_seconds = 0.5
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +101,7 @@ def _list_facts(
 def _measure_progress(
     tail: RunTail, nodes: Sequence[NodeProcesses], state: RunState
 ) -> ViewProgress | None:
-    """Return the steps that are done; heartbeats know them before the next log line."""
+    """Return the completed steps; heartbeats know them before the next log line."""
     is_running = state == "running"
     beats = [process.step for node in nodes for process in node.processes if is_running]
     progress = tail.find_progress(first_step=min(beats, default=0), is_finished=state == "finished")
@@ -192,7 +190,7 @@ def _build_rows(
 
 
 def _describe_state(process: ProcessStatus, *, is_current: bool) -> tuple[str, bool]:
-    """Return the state of a process as a word, and whether it is a problem."""
+    """Return a process's state as a word, and whether it is a problem."""
     code = process.exit_code
     if code is not None and code < 0:
         known = -code in signal.Signals.__members__.values()
@@ -219,7 +217,6 @@ def _list_attempts(tail: RunTail, failures: Sequence[Path]) -> Iterator[ViewEven
 
 
 def _describe_end(name: str, line: Document, problem: str | None) -> ViewEvent:
-    """Return the event of the end of an attempt."""
     outcome, step = line.get("outcome"), line.get("step")
     if outcome == "finished":
         return ViewEvent(line["ended_at"], f"{name} finished")

@@ -11,6 +11,8 @@ import pytest
 from architecture.settings_classes import fields, settings_classes
 from architecture.tree import Source, functions, length, sources
 
+PACKAGE_LINES = 105_500
+"""All lines of Python, which should fall: remove some before adding more."""
 FILE_LINES = 500
 FUNCTION_LINES = 60
 POSITIONAL = 5
@@ -49,6 +51,12 @@ def find_large_settings(files: tuple[Source, ...]) -> list[str]:
 def test_files_functions_and_parameters() -> None:
     problems = [line for source in sources() for line in find_excesses(source)]
     assert not problems, "\n".join(problems)
+
+
+def test_the_package_does_not_grow(report: Callable[[str], None]) -> None:
+    lines = sum(source.lines for source in sources())
+    report(f"{lines} lines of Python in src, at most {PACKAGE_LINES}")
+    assert lines <= PACKAGE_LINES
 
 
 def test_settings_classes() -> None:

@@ -12,19 +12,22 @@ import pytest
 from architecture.tree import ROOT, Source, sources
 
 MAX_SENTENCE_WORDS = 30
-LIMITS = {
-    name: (re.compile(rf"\b(?:{words})\b", re.IGNORECASE), limit)
-    for name, words, limit in (
-        ("of", "of", 66),
-        ("that", "that", 19),
-        ("its", "its", 12),
-        ("is no", "(?<!there )(?:is|are|has|have) no", 1.7),
-        ("where", "where", 3),
-        ("what", "what", 3),
-        ("told", "tells?|told|says?|said", 0.5),
+PHRASES = {
+    name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE)
+    for name, words in (
+        ("of", "of"),
+        ("that", "that"),
+        ("its", "its"),
+        ("is no", "(?<!there )(?:is|are|has|have) no"),
+        ("where", "where"),
+        ("what", "what"),
+        ("told", "tells?|told|says?|said"),
     )
 }
-"""Largest frequency of a phrase per 1,000 words."""
+"""Phrases whose frequency is limited."""
+DOCSTRING_LIMITS = {"of": 19, "that": 10, "its": 6, "is no": 0, "where": 3, "what": 3, "told": 0.5}
+PAGE_LIMITS = {"of": 38, "that": 12, "its": 9, "is no": 1, "where": 3, "what": 3, "told": 0.5}
+"""Largest frequency of each phrase per 1,000 words."""
 OTHERS = (
     "torch.distributed, pydantic and httpx: of 12 to 18, that 3 to 9, its 0 to 3, is no 0 to 0.8"
 )
@@ -120,15 +123,17 @@ def count_phrases(texts: list[Text]) -> dict[str, float]:
     num_words = max(1, sum(len(text.words) for text in texts))
     return {
         name: 1000 * sum(len(pattern.findall(text.text)) for text in texts) / num_words
-        for name, (pattern, _) in LIMITS.items()
+        for name, pattern in PHRASES.items()
     }
 
 
-def excesses(frequencies: dict[str, float]) -> list[str]:
+def excesses(
+    frequencies: dict[str, float], limits: dict[str, float] = DOCSTRING_LIMITS
+) -> list[str]:
     """Return the phrases that are more frequent than their limits."""
     return [
         f"{name}: {frequencies[name]:.2f} per 1,000 words, at most {limit}"
-        for name, (_, limit) in LIMITS.items()
+        for name, limit in limits.items()
         if frequencies[name] > limit
     ]
 
@@ -147,7 +152,7 @@ def test_docstrings_use_plain_words(report: Callable[[str], None]) -> None:
 def test_pages_use_plain_words(report: Callable[[str], None]) -> None:
     frequencies = count_phrases(list(pages()))
     report(f"docs and README per 1,000 words: {summarize(frequencies)}")
-    assert not excesses(frequencies)
+    assert not excesses(frequencies, PAGE_LIMITS)
 
 
 def test_sentences_are_short() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def start_meter(uuid: str) -> Callable[[], float] | None:
     """Return a function that returns the joules used by a GPU since this call.
 
-    All processes count. None if nvidia-ml-py is missing or the GPU has no counter (before Volta).
+    All processes count. None if nvidia-ml-py or the counter is missing (before Volta).
     """
     try:
         import pynvml

@@ -131,7 +131,7 @@ class Cuda(Accelerator):
         return ("nvidia-smi", fields, "--format=csv,noheader")
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Return bf16 first; fp16 is only offered if the chip has no bf16."""
+        """Return bf16 first; fp16 is only offered on chips without bf16."""
         import torch
 
         if torch.cuda.get_device_capability() >= AMPERE_CAPABILITY:

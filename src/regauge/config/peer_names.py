@@ -379,5 +379,5 @@ def find_settings(word: str) -> tuple[str, ...]:
 
 
 def find_absence(word: str) -> str | None:
-    """Return why another system's setting has no counterpart; None if unknown."""
+    """Return why another system's setting lacks a counterpart; None if unknown."""
     return ABSENT.get(normalize_key(word))

@@ -47,7 +47,7 @@ def select_launcher(launch: Launch, target: str) -> Launcher:
 def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
     """Return a job's plan.
 
-    Raises SettingsError if the launcher cannot run the job, or if a setting would have no effect or
+    Raises SettingsError if the launcher cannot run the job, or if a setting would be ignored or
     contains a secret.
     """
     build = build_pipeline if request.stages else build_job

@@ -77,7 +77,7 @@ def build_model(
 
     `class_head` describes a classification head. `keys` are another model's dropout keys, to share.
     Equal settings, vocabulary size and seed give equal weights. If torch's default device is meta,
-    the model has no weights until `materialize`.
+    the model is without weights until `materialize`.
 
     Raises SettingsError if the architecture, attention, configuration, weights or vocabulary size
     does not fit.
@@ -153,7 +153,7 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
 def load_model(folder: Path) -> PreTrainedModel:
     """Load a transformers folder in the saved class and in fp32.
 
-    A missing pooling layer is left out. Raises SettingsError if the folder has no model, if
+    A missing pooling layer is left out. Raises SettingsError if the model is missing, if
     transformers lacks its class, or if other weights are missing.
     """
     import transformers

@@ -266,7 +266,7 @@ def _layer_types(config: Any) -> set[str]:
 
 
 def _read_window(config: PretrainedConfig) -> tuple[int | None, bool]:
-    """Return the sliding window size, and whether some layers have no window."""
+    """Return the sliding window size, and whether some layers lack it."""
     kinds = _layer_types(config)
     window = getattr(config, "sliding_window", None)
     if not window or getattr(config, "use_sliding_window", None) is False or kinds == {FULL}:

@@ -25,7 +25,7 @@ class CustomModule(TextModule):
     the module is built on the meta device, so constructors cannot initialize weights. Dropout is
     torch's, so equal bits need the same device and microbatch.
 
-    Raises DataError if a weight has no initializer, or a buffer has no values.
+    Raises DataError if a weight lacks an initializer, or a buffer lacks values.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FLOPS_FORMULA = "6 N + 12 L h S a token (Chowdhery et al., 2022, appendix B), without heads"
 """N: weights of the blocks that enter matrix products; L: blocks; h: width of the attention; S: row
-length in tokens. A frozen weight costs 4 instead of 6, because it has no gradient."""
+length in tokens. A frozen weight costs 4 instead of 6, because it lacks a gradient."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def write_head(folder: Path, weights: dict[str, Tensor]) -> None:
 
 
 def find_head_weights(module: nn.Module, folder: Path) -> dict[str, StoredWeight]:
-    """Return the stored weights of a module's head by name; empty if the folder has no head.
+    """Return the stored weights of a module's head by name; empty if the folder lacks a head.
 
     Raises SettingsError if the stored head has other shapes.
     """

@@ -93,7 +93,7 @@ class InitialWeights:
     ) -> dict[str, Tensor]:
         """Draw one module's weights by the rules of transformers or of the module.
 
-        All other weights stay on the meta device, where a rule has no effect. Restores the state of
+        All other weights stay on the meta device, where rules are ignored. Restores the state of
         torch's default generator.
         """
         generator = torch.default_generator
@@ -185,7 +185,7 @@ def materialize(module: nn.Module, weights: InitialWeights) -> None:
 def materialize_buffers(model: PreTrainedModel) -> None:
     """Compute a model's meta buffers on the CPU, by transformers' rules.
 
-    Raises SettingsError if the architecture has no rule for one of them.
+    Raises SettingsError if the architecture lacks a rule for one of them.
     """
     buffers: dict[str, Tensor] = {}
     for name, old in model.named_buffers(remove_duplicate=False):

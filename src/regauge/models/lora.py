@@ -125,7 +125,7 @@ def _read_classification_head(merged: Path) -> dict[str, Tensor]:
 
 
 def check_exportable(folder: Path) -> None:
-    """Raise SettingsError if an adapter folder does not exist, or has no base model."""
+    """Raise SettingsError if an adapter folder does not exist, or lacks a base model."""
     if not folder.is_dir():
         raise SettingsError("this run trained no adapters", "set model.lora, or export format hf")
     config = read_json(folder / ADAPTER_CONFIG, COPY_REMEDY)

@@ -107,8 +107,8 @@ class TextModule(nn.Module):
     def model_inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
         """Return a batch as transformers `forward` arguments, and set the dropout keys.
 
-        Token types are left out if the architecture has at most one. A literal padding token has no
-        position in architectures that number positions without padding.
+        Token types are left out if the architecture has at most one. Architectures that
+        number positions without padding give a literal padding token none.
         """
         spec, positions = self.attention_spec, batch["positions"]
         keys = RowKeys(batch["keys"]) if self.training else None

@@ -25,7 +25,7 @@ COPY_REMEDY = "copy the folder again"
 MIN_TOKENS = 3
 """Minimum text length: one text token and the special tokens around it."""
 _NO_LIMIT = 10**9
-"""Limits of at least this value mean that a tokenizer has no limit."""
+"""Limits of at least this value mean that a tokenizer is unlimited."""
 
 
 class ConventionShape(DocumentShape):

@@ -2,7 +2,7 @@
 
 Plans and dry runs count weights without transformers, whose import takes seconds. Tests compare
 them with the modules of transformers. A dry run builds the module unless `list_new_weights` knows
-that the configuration is valid and has no other fields than sizes.
+that the configuration is valid and only sets sizes.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _list_distilbert(config: Config, sizes: ModelSizes, head: ModelHead) -> Mode
 
 
 def _list_modernbert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
-    """Return the weights; the first block has no norm of the attention, but the last one another.
+    """Return the weights; the first block lacks the attention norm, and the last one has another.
 
     The final norm is therefore not listed.
     """

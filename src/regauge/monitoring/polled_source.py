@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 INTERVAL_SECONDS = 2.0
 MAX_AGE_SECONDS = 15.0
-"""Age after which a value is no longer returned: an alert notices a series that ends."""
+"""Age after which a value is not returned: an alert notices a series that ends."""
 CLOSE_SECONDS = 1.0
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC = b"ARROW1"
-"""The first bytes of a file with an index of its batches; a stream has no index."""
+"""The first bytes of a file with an index of its batches; a stream lacks one."""
 
 
 class Arrow(_tables.TableSource):

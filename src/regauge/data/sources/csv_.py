@@ -173,7 +173,7 @@ class _Column(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The values of a row and its location; an empty line has no values."""
+    """The values of a row and its location; an empty line gives none."""
 
     location: str
     values: list[str]

@@ -148,7 +148,7 @@ def load_engine(
 
     `device` is the device index; for a program on several devices, it counts groups of that many.
     With `batch_invariant`, an output has the same bits in every batch; raises PreflightError if the
-    artifact has no proof of this for this chip.
+    artifact lacks a proof of this for this chip.
     """
     manifest = artifact.manifest
     if batch_invariant and artifact.needs_proof:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 UNFINISHED_CHARACTER = "\ufffd"
 """What a tokenizer decodes a character's first bytes to."""
 WINDOW_TOKENS = 16
-"""New tokens after which earlier ones are no longer decoded again."""
+"""New tokens after which earlier ones are not decoded again."""
 
 
 class AnswerText:

@@ -407,7 +407,7 @@ class Launcher(Choice):
         """Return a job's documents and command lines.
 
         Deterministic, offline and without credentials. Raises SettingsError if the launcher cannot
-        run the job, or if a job setting would have no effect.
+        run the job, or if a job setting would be ignored.
         """
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:

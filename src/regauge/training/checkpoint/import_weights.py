@@ -43,7 +43,7 @@ TIMEOUT_SECONDS = 3600
 SHARD = "mp_rank_*_model_states.pt"
 """DeepSpeed's weight file for a tensor-parallel rank."""
 DEFAULT_VOCAB_SIZE = 1
-"""Used if model.config has no vocab_size; then the first shape that differs is reported."""
+"""Used if model.config lacks vocab_size; then the first shape that differs is reported."""
 
 
 def import_weights(

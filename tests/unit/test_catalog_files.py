@@ -126,7 +126,7 @@ def test_a_wrong_column_names_the_right_one(
         (CHIPS + "X,V,64,312e12,2000,s\n", "bf16_teraflops = 312e12 is outside .*TFLOP/s"),
         (CHIPS + "X,V,80000,312,2000,s\n", "memory_gb = 80000 is outside 1 to 4096 GB"),
         (CHIPS + "X,V,80,nan,2000,s\n", "nan is outside"),
-        (CHIPS + "X,V,80,fast,2000,s\n", "no number; write it in TFLOP/s"),
+        (CHIPS + "X,V,80,fast,2000,s\n", "not a number; write it in TFLOP/s"),
         (CHIPS + "X,V,,312,2000,s\n", "line 2: 'memory_gb' is empty"),
         (PRICES + "p5.48xlarge,2026-10-01,-1,s\n", "usd_per_hour = -1 is outside"),
         (PRICES + "p5.48xlarge,01.10.2026,1,s\n", "write it as YYYY-MM-DD"),

@@ -866,8 +866,8 @@ def test_an_unreachable_service_is_reported(
 @pytest.mark.parametrize(
     ("code", "status", "message", "kind", "remedy"),
     [
-        ("ExpiredTokenException", 400, "expired", PreflightError, "renew the credentials"),
-        ("UnrecognizedClientException", 403, "x", PreflightError, "renew the credentials"),
+        ("ExpiredTokenException", 400, "expired", PreflightError, "renew the AWS credentials"),
+        ("UnrecognizedClientException", 403, "x", PreflightError, "renew the AWS credentials"),
         ("AccessDeniedException", 403, "no", PreflightError, "allow batch:SubmitJob"),
         ("ThrottlingException", 400, "slow", TransientError, "try again later"),
         ("ServerException", 500, "oops", TransientError, "try again later"),

@@ -207,8 +207,15 @@ def test_exits_of_stopped_processes(code: int | None, *, is_stop: bool) -> None:
 
 def test_a_stop_ends_processes_that_a_command_waits_for(tmp_path: Path) -> None:
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    log = tmp_path / "1.log"
+
+    def stop_running() -> None:
+        while not (log.exists() and log.read_text().endswith("\n")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_running, daemon=True).start()
     with pytest.raises(StopSignalError):
         children.run_processes([sys.executable, "-c", script], 2, tmp_path)
-    pid = (tmp_path / "1.log").read_text().strip()
+    pid = log.read_text().strip()
     assert not Path(f"/proc/{pid}").exists()

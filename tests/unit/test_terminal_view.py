@@ -239,7 +239,7 @@ def test_a_server_that_is_down() -> None:
     [
         ("none", "no folder none"),
         ("http://", "is not a server address"),
-        ("local://x", "is not a handle"),
+        ("local://x", "is not a job handle"),
         (".", "does not contain a run"),
     ],
 )

@@ -24,18 +24,18 @@ from regauge.jobs.settings import Launch
 from regauge.jobs.small_run import CHECKPOINT_STEPS, STEPS, list_changes, shrink_request
 from regauge.jobs.targets import Launcher, LaunchPlan, LeaderAddress, NodeCommand
 from regauge.jobs.targets._job_runner import JobRunner, build_log_path
-from regauge.jobs.targets._log_files import read_end
 from regauge.jobs.targets._nodes import clear_scheduler_variables
 from regauge.monitoring.trackers import TRAIN_LOSS
 from regauge.run_folders.documents import StepMetrics
-from regauge.system import jsonl, stop_signals
+from regauge.system import choices, jsonl, stop_signals
 from regauge.system.errors import ChildError, DifferenceError, SettingsError
 from regauge.system.json_files import read_json
+from regauge.system.line_tail import read_last_lines
 from regauge.system.log import logger
-from regauge.system.processes import restore_environment
 
 HOURS = 0.25
 MIN_ATTEMPTS = 3
+LOG_LINES = 10
 KILL_STEP = 2 * CHECKPOINT_STEPS + 2
 """Step after which a node is killed: between two checkpoints."""
 TOLERANCE = 1e-4
@@ -134,13 +134,14 @@ class Rehearsal:
         Raises ChildError if the job fails, and DifferenceError if no step follows the loss.
         """
         job = replace(self.plan.job, hours=HOURS)
-        runner = JobRunner(job, self._list_commands, self._logs)
+        environment = {
+            **clear_scheduler_variables(os.environ),
+            **choices.module_folders_environment(),
+        }
+        runner = JobRunner(job, self._list_commands, self._logs, environment)
         fault = _NodeFault(self._output / METRICS, runner, lost_node)
         began_at = time.monotonic()
-        with restore_environment():
-            for name in os.environ.keys() - clear_scheduler_variables(os.environ).keys():
-                del os.environ[name]
-            runner.run(fault.update)
+        runner.run(fault.update)
         self._check_success(runner)
         if lost_node is not None and fault.recovery_seconds is None:
             problem = f"no step followed the loss of node {lost_node}"
@@ -168,9 +169,9 @@ class Rehearsal:
         """Raise ChildError with the leader log's last line if the job failed."""
         if runner.state == "succeeded":
             return
-        lines = read_end(build_log_path(self._logs, 1, 0)).splitlines()
+        lines = read_last_lines(build_log_path(self._logs, 1, 0), LOG_LINES)
         line = lines[-1] if lines else "it wrote no log; run it alone"
-        logger.error("the job of the rehearsal failed:\n%s", "\n".join(lines[-10:]))
+        logger.error("the job of the rehearsal failed:\n%s", "\n".join(lines))
         raise ChildError(runner.exit_code or 1, line)
 
 

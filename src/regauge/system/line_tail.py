@@ -1,4 +1,4 @@
-"""The last lines of a file written by another process."""
+"""The new lines of a file written by another process, and its end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+TAIL_BYTES = 65536
+"""Bytes at the end of a log to search for events and errors."""
 
 
 class LineTail:
@@ -38,8 +42,20 @@ class LineTail:
 
 def read_last_lines(path: Path, count: int) -> list[str]:
     """Return a log's last lines; empty if it is unreadable."""
+    return read_end(path).strip().splitlines()[-count:]
+
+
+def read_end(path: Path) -> str:
+    """Return a file's last TAIL_BYTES as text; empty if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
     except OSError:
-        return []
-    return text.strip().splitlines()[-count:]
+        return ""
+
+
+def find_last_line(path: Path) -> str:
+    """Return a file's last line; empty without lines."""
+    return read_end(path).strip().rpartition("\n")[2]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -80,15 +80,16 @@ class JobRunner:
         job: JobSpec,
         list_commands: Callable[[LeaderAddress], list[NodeCommand]],
         logs: Path,
+        environment: Mapping[str, str],
         on_event: Callable[..., object] = lambda *_, **__: None,
     ) -> None:
-        """Nodes inherit this process's environment, and write one log per attempt.
+        """Nodes get the environment and their own variables, and write one log per attempt.
 
         `on_event` is called with each event's message, and with the other `EventLine` fields as
         keywords.
         """
         self._job, self._list_commands, self._logs = job, list_commands, logs
-        self._on_event = on_event
+        self._environment, self._on_event = environment, on_event
         self._is_gang = job.jobs == 1
         self._is_cancelled = False
         self._nodes: list[_Node] = []
@@ -189,7 +190,8 @@ class JobRunner:
             log = build_log_path(self._logs, node.attempt, node.index)
             log.parent.mkdir(parents=True, exist_ok=True)
             command = self._commands[node.index]
-            node.process = spawn(list(command.command), log, command.environment, new_session=True)
+            environment = {**self._environment, **command.environment}
+            node.process = spawn(command.command, log, new_session=True, env=environment)
             node.state, node.exit_code = "running", None
             self._report_node(node, "started")
         if self._is_gang and self._list_nodes("pending"):

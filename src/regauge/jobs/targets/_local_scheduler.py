@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -34,20 +35,18 @@ def main(path: Path) -> int:
             folder.write_event("submitted", state="pending", attempt=1)
             if os.fork():
                 return 0
-            for name in os.environ.keys() - clear_scheduler_variables(os.environ).keys():
-                del os.environ[name]
-            os.environ.update(secrets)
-            run(folder)
+            run(folder, {**clear_scheduler_variables(os.environ), **secrets})
     except (RegaugeError, BlockingIOError) as error:
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", 1)
     return 0
 
 
-def run(folder: JobFolder) -> None:
+def run(folder: JobFolder, environment: Mapping[str, str]) -> None:
     """Run a job to the end; SIGTERM and the file `cancel` stop it."""
     job = folder.job
-    runner = JobRunner(job, partial(build_node_commands, job), folder.logs, folder.write_event)
+    commands = partial(build_node_commands, job)
+    runner = JobRunner(job, commands, folder.logs, environment, folder.write_event)
 
     def check_cancellation() -> None:
         if folder.cancel_file.exists():

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regauge.jobs.targets import JobEvent, LogRequest
-from regauge.jobs.targets._log_files import read_end
 from regauge.jobs.targets._slurm_jobs import SlurmRecord
 from regauge.system.errors import ERROR_PREFIX, FIRST_SIGNAL_CODE, SettingsError
-from regauge.system.line_tail import LineTail
+from regauge.system.line_tail import LineTail, read_end
 from regauge.system.timing import REMOTE_POLL_SECONDS
 
 KILLED = FIRST_SIGNAL_CODE + signal.SIGKILL

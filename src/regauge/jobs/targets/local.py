@@ -41,11 +41,10 @@ from regauge.jobs.targets._local_job import (
     build_node_commands,
     parse_job,
 )
-from regauge.jobs.targets._log_files import find_last_line
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.system.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
 from regauge.system.files import write_atomic
-from regauge.system.line_tail import LineTail
+from regauge.system.line_tail import LineTail, find_last_line
 from regauge.system.processes import INHERITED_ENVIRONMENT
 from regauge.system.timing import POLL_SECONDS
 

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.config import Settings
+from regauge.config.output_files import SAVED_RUN
 from regauge.evaluation.compare.settings import MIN_RUNS, Comparison
 from regauge.evaluation.report.settings import ReportOptions
 from regauge.system.errors import DifferenceError, InconclusiveError, SettingsError
@@ -139,7 +140,7 @@ def build_repeat(folder: Path) -> TrainSettings:
 
     Only the summation order of its gradients differs. Its folder is next to the run's.
     """
-    path = folder / config.SAVED_RUN
+    path = folder / SAVED_RUN
     # Unlike `commands.load_settings`, this permits no custom code: the user did not write the file.
     tables = config.read_saved_run(folder)
     settings = config.build(TrainSettings, tables, commands.table_names(), str(path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from regauge import commands, config
+from regauge.config.output_files import SAVED_RUN
 from regauge.inference.backends import IsaLevel
 from regauge.inference.export.export_settings import ExportSettings, Format
 from regauge.inference.export.manifest import ARTIFACT
@@ -97,7 +98,7 @@ def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSe
     weight_format = target.get("format", ARTIFACT)
     name = "model.pt" if weight_format == "torch" else weight_format
     target.setdefault("to", str(Path(target.get("run", "")) / name))
-    if file and file.name != config.SAVED_RUN:  # its threads are those of a single rank
+    if file and file.name != SAVED_RUN:  # its threads are those of a single rank
         _use_run_threads(tables)
     source = str(run_file) if run_file else "the command line"
     return config.build(ExportSettings, tables, commands.table_names(), source)

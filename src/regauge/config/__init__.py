@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from regauge.config import output_files
+from regauge.config.output_files import SAVED_RUN
 from regauge.config.validation import convert_error, find_model, suggest_key
 from regauge.system import choices, files
 from regauge.system.errors import DataError, SettingsError
@@ -54,8 +54,6 @@ OTHER_FORMATS = {
     ".yml": "YAML",
 }
 """Suffix -> format of configuration files that cannot be run files."""
-SAVED_RUN = output_files.SAVED_RUN
-"""Settings file in a run folder."""
 MANIFEST = "manifest.json"
 """Document in a dataset or artifact folder."""
 REPEAT_RUN = "repeat the run from its run file"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from regauge.config import SAVED_RUN, build, read_saved_run
+from regauge.config import build, read_saved_run
+from regauge.config.output_files import SAVED_RUN
 from regauge.inference.export.artifact import is_artifact, open_unchecked
 from regauge.training.run_record import TASKS
 from regauge.training.settings import TaskConfig, TrainSettings

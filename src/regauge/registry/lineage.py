@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regauge import config
-from regauge.config.output_files import ENVIRONMENT, RESULT
+from regauge.config.output_files import ENVIRONMENT, RESULT, SAVED_RUN
 from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
 from regauge.system import files
 from regauge.system.children import run_tool
@@ -52,7 +52,7 @@ def find_run(model: ModelFiles, run: Path | None = None) -> Path | None:
     """
     origin = [] if model.origin is None else [Path(model.origin.path).expanduser()]
     candidates = [*origin, model.folder.parent] if run is None else [run]
-    return next((folder for folder in candidates if (folder / config.SAVED_RUN).is_file()), None)
+    return next((folder for folder in candidates if (folder / SAVED_RUN).is_file()), None)
 
 
 def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:

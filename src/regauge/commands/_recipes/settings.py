@@ -139,7 +139,8 @@ def build_rank(job: Job) -> Recipe:
 
 def build_increment(job: Job) -> Recipe:
     """Return training that continues an earlier run on new data, mixed with the old data."""
-    from regauge.config import SAVED_RUN, build, read_saved_run
+    from regauge.config import build, read_saved_run
+    from regauge.config.output_files import SAVED_RUN
     from regauge.data.dataset import read_manifest
     from regauge.data.settings import RowLayout
     from regauge.training.settings import TrainSettings

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from regauge import accelerators, config
+from regauge.config.output_files import SAVED_RUN
 from regauge.inference.backends import check_usable
 from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact
 from regauge.inference.export.buckets import build_buckets, resolve_buckets
@@ -117,7 +118,7 @@ def recommend_export(artifact: Artifact) -> None:
     """Log that a model runs uncompiled, and the command to compile it."""
     if isinstance(artifact, UncompiledModel):
         path, backend = artifact.path, artifact.manifest.compiled.backend.kind
-        is_run = (Path(path) / config.SAVED_RUN).is_file()
+        is_run = (Path(path) / SAVED_RUN).is_file()
         command = f"regauge export {path}" if is_run else f"regauge export --model {path}"
         message = "%s runs uncompiled (%s fp32); for speed, run: %s --to ARTIFACT"
         logger.info(message, path, backend, command)
@@ -143,7 +144,7 @@ def _load_spec(path: str, folder: Path, text: TextSettings) -> ProgramSpec:
     from regauge.inference.export.sources import build_source_spec
 
     run = Path(path)
-    trained = find_trained_task(run) if (run / config.SAVED_RUN).is_file() else None
+    trained = find_trained_task(run) if (run / SAVED_RUN).is_file() else None
     return build_source_spec(folder, text, trained)
 
 

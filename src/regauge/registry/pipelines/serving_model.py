@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge import config
+from regauge.config.output_files import SAVED_RUN
 from regauge.registry.documents import REGISTRY_FILE
 from regauge.registry.model_reference import fetch_version
 from regauge.registry.registry import Registry
@@ -46,7 +47,7 @@ class ServingModel:
         """Start folder for training; raises DataError if it is gone."""
         if self.is_trainable:
             return self.artifact
-        if self.run is None or not (Path(self.run) / config.SAVED_RUN).is_file():
+        if self.run is None or not (Path(self.run) / SAVED_RUN).is_file():
             problem = f"version {self.version} was trained in {self.run or 'an unknown run'}"
             remedy = "restore that folder, or remove model.init_from"
             raise DataError(f"{problem}, which is missing", remedy)

@@ -21,11 +21,13 @@ from regauge.system.log import logger
 from regauge.system.wording import format_count
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import check_device, check_world_size, find_accelerator
-from regauge.training.optimizers.optimizer_defaults import describe_optimizer, resolve_optimizer
+from regauge.training.optimizers.optimizer_defaults import describe_optimizer
+from regauge.training.resolved_data import resolve_data
 
 if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest
     from regauge.data.unprepared import RowsByFolder
+    from regauge.training.resolved_data import ResolvedData
     from regauge.training.settings import TaskConfig, TrainSettings
 
 
@@ -100,14 +102,12 @@ def check_run_offline(settings: TrainSettings) -> tuple[list[DatasetManifest], d
     Also returns `error` with the reason if the run cannot use the output folder. Raises the errors
     of `check_run` for all other problems. Weights missing on this machine are not checked.
     """
-    settings, manifests = _check_data(settings)
-    output = Path(settings.output.folder)
-    identity = task_schedule.data_fingerprint(manifests)
-    refusal = find_refusal(lambda: run_record.check_same_run(output, settings, identity))
-    if not refusal and find_count_obstacle(settings) is None:
-        _check_weights(settings)
-    _check_size(settings)
-    return manifests, refusal
+    data = _check_data(settings)
+    refusal = find_refusal(data.find_run_id)
+    if not refusal and find_count_obstacle(data.settings) is None:
+        _check_weights(data.settings)
+    _check_size(data.settings)
+    return data.manifests, refusal
 
 
 def _merge_by_task(
@@ -231,26 +231,20 @@ def check_run(settings: TrainSettings) -> list[DatasetManifest]:
     Raises DataError or SettingsError for a problem with the data, the task, the weights, the output
     folder or the number of processes.
     """
-    settings, manifests = _check_data(settings)
-    identity = task_schedule.data_fingerprint(manifests)
-    run_record.check_same_run(Path(settings.output.folder), settings, identity)
-    _check_weights(settings)
-    _check_size(settings)
-    return manifests
+    data = _check_data(settings)
+    data.find_run_id()
+    _check_weights(data.settings)
+    _check_size(data.settings)
+    return data.manifests
 
 
-def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetManifest]]:
-    """Return settings with copied weights and a resolved optimizer, and the dataset manifests."""
+def _check_data(settings: TrainSettings) -> ResolvedData:
     resolved = warm_start.use_copied_weights(settings)
     if resolved is settings and settings.model.init_from is not None:
         warm_start.check_source(settings.model.init_from)
-    manifests = task_schedule.read_manifests(resolved)
-    for config, manifest in zip(resolved.task_configs, manifests, strict=True):
-        if manifest.splits["train"].rows == 0:
-            raise SettingsError(f"{config.data.path} has no training rows", "prepare more text")
-    _check_heldout(settings, manifests)
-    resolved = task_schedule.resolve_tasks(resolved, manifests)
-    return resolve_optimizer(resolved)[0], manifests
+    data = resolve_data(resolved)
+    _check_heldout(settings, data.manifests)
+    return data
 
 
 def _check_heldout(settings: TrainSettings, manifests: list[DatasetManifest]) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.system.log import logger
-from regauge.training import run_record, task_schedule
+from regauge.training import run_record
 from regauge.training.batch_finder.finder import resolve_microbatch
 from regauge.training.defaults import describe_precision, resolve_defaults
-from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.resolved_data import resolve_data
 from regauge.training.warm_start import resolve_warm_start
 
 if TYPE_CHECKING:
@@ -44,21 +44,19 @@ def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter)
     """
     folder = Path(settings.output.folder)
     settings = resolve_warm_start(settings, world, reporter)
-    manifests = task_schedule.read_manifests(settings)
-    settings = task_schedule.resolve_tasks(settings, manifests)
-    identity = task_schedule.data_fingerprint(manifests)
-    settings, defaults = resolve_optimizer(settings)
+    data = resolve_data(settings)
+    defaults = data.optimizer_defaults
     if defaults.values and world.is_main_process:
         logger.info("optimizer: %s", defaults.description)
-    run_id = run_record.check_same_run(folder, settings, identity)
-    settings = run_record.inherit_decisions(settings, folder)
+    run_id = data.find_run_id()
+    settings = run_record.inherit_decisions(data.settings, folder)
     decisions = {run_record.DEFAULTS: defaults.document}
     has_open_precision = settings.execution.precision == "auto"
     settings = resolve_defaults(settings, world, reporter)
     if has_open_precision:
         decisions[run_record.PRECISION] = _describe_precision(settings)
     settings = resolve_microbatch(settings, world, reporter)
-    return ResolvedRun(settings, identity, run_id, decisions)
+    return ResolvedRun(settings, data.fingerprint, run_id, decisions)
 
 
 def _describe_precision(settings: TrainSettings) -> Tables:

@@ -125,6 +125,12 @@ def job(program: nn.Module) -> CompileJob:
     return CompileJob(program, INPUTS, SHAPES, "fp32", "none", None, Calibration(program, (), 0.0))
 
 
+class HostContext(ExecutionContext):
+    """A context of a stand-in accelerator, whose tensors are on the CPU."""
+
+    device = torch.device("cpu")
+
+
 def parse(room: str, kind: str, **table: Any) -> Any:
     return config.parse_choice(room, {"kind": kind, **table})
 
@@ -173,7 +179,7 @@ def test_vendor_backends_support_neither_the_cpu_nor_a_named_instruction_set(kin
     assert "not for cpu" in backend.obstacle(cpu)
     assert kind not in [backend.kind for backend in list_usable(cpu)]
     with pytest.raises(SettingsError, match="cannot compile for a named instruction set"):
-        backend.required_features(ExecutionContext(cpu, torch.device("cpu"), 1), "x86-64-v3")
+        backend.required_features(ExecutionContext(cpu, 0, 1), "x86-64-v3")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +244,7 @@ def xla() -> ExecutionContext:
     if availability.fitness == 0:
         pytest.skip(f"not proved here: xla: {availability.reason}")
     accelerator = parse("accelerators", "xla")
-    return ExecutionContext(accelerator, accelerator.claim(0, 1), 1)
+    return ExecutionContext(accelerator, 0, 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -280,7 +286,7 @@ from regauge.inference.backends import ExecutionContext, Payload, Shape
 from regauge.models.io_spec import TensorSpec
 cache = sys.argv[1]
 accelerator = config.parse_choice("accelerators", "xla")
-context = ExecutionContext(accelerator, accelerator.claim(0, 1), 1)
+context = ExecutionContext(accelerator, 0, 1)
 inputs = (TensorSpec(name="x", shape=("rows", 4)),)
 def load(cache, rows):
     backend = config.parse_choice("backends", {"kind": "xla", "cache": cache})
@@ -345,9 +351,7 @@ def trace_program(program: Any, inputs: tuple[Tensor, ...]) -> Any:
 
 @pytest.fixture
 def gaudi() -> Callable[[str], ExecutionContext]:
-    return lambda mode: ExecutionContext(
-        parse("accelerators", "gaudi", mode=mode), torch.device("cpu"), 1
-    )
+    return lambda mode: HostContext(parse("accelerators", "gaudi", mode=mode), 0, 1)
 
 
 @pytest.mark.parametrize(("tensor_cache", "is_disabled"), [(False, True), (True, False)])
@@ -427,9 +431,7 @@ def neuron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Exe
     """Return a function that builds a context of a device from settings alone."""
     monkeypatch.setattr("regauge.accelerators._xla.version", lambda _: "2.9.0")
     monkeypatch.setattr("regauge.accelerators.neuron.PRODUCT", tmp_path / "none")
-    return lambda **table: ExecutionContext(
-        parse("accelerators", "neuron", **table), torch.device("cpu"), 1
-    )
+    return lambda **table: HostContext(parse("accelerators", "neuron", **table), 0, 1)
 
 
 @pytest.fixture
@@ -870,7 +872,7 @@ def inf1_calls(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) ->
 
 @SCRIPT
 def test_inf1_splits_a_program_into_a_pipeline(inf1_calls: Calls, tmp_path: Path) -> None:
-    context = ExecutionContext(parse("accelerators", "cpu"), torch.device("cpu"), 1)
+    context = ExecutionContext(parse("accelerators", "cpu"), 0, 1)
     backend = parse("backends", "neuron", cores=4, parallelism="pipeline")
     assert backend.obstacle(context.accelerator) is None
     assert backend.required_features(context, None) == {"cpu"}
@@ -888,7 +890,7 @@ def test_inf1_splits_a_program_into_a_pipeline(inf1_calls: Calls, tmp_path: Path
 
 @SCRIPT
 def test_inf1_cores_share_rows(inf1_calls: Calls, tmp_path: Path) -> None:
-    context = ExecutionContext(parse("accelerators", "cpu"), torch.device("cpu"), 1)
+    context = ExecutionContext(parse("accelerators", "cpu"), 0, 1)
     backend = parse("backends", "neuron", cores=2, auto_cast="matmult")
     program = build(Tied)
     backend.export(job(program), context, tmp_path)

@@ -135,7 +135,7 @@ def worker_pid(runner: ModelParallelRunner) -> int:
 def start_runner(program: nn.Module, **options: Any) -> ModelParallelRunner:
     """Return a runner of a program on two devices."""
     backend = config.parse_choice("backends", {"kind": "eager", "devices": 2, **options})
-    site = ExecutionContext(config.parse_choice("accelerators", "cpu"), torch.device("cpu"), 1)
+    site = ExecutionContext(config.parse_choice("accelerators", "cpu"), 0, 1)
     arguments: Any = (
         program_inputs(InputSpec()),
         SHAPES,

@@ -567,6 +567,25 @@ def test_the_threads_of_an_export_follow_the_environment(
     assert {row["threads"] for row in benchmark["candidates"]} == {1}
 
 
+ENCODE_WITHOUT_TORCH = """
+import sys, regauge
+vectors = regauge.load(sys.argv[1], threads=1).encode(["some text", "another text"])
+print(vectors.tobytes().hex(), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+def test_backends_without_torch_compute_without_importing_it(
+    encoder: Path, tmp_path: Path, backend: str
+) -> None:
+    choice = [f'candidates.backends=["{backend}"]', 'candidates.quantization=["none"]']
+    artifact = export_run(encoder, tmp_path / "artifact", *choice, *QUICK)
+    command = [sys.executable, "-c", ENCODE_WITHOUT_TORCH, str(artifact)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    vectors = regauge.load(artifact, threads=1).encode(["some text", "another text"])
+    assert output.split() == [vectors.tobytes().hex(), "False"]
+
+
 def test_int8_candidates_respect_the_quality_loss(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

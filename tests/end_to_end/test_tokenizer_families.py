@@ -130,8 +130,11 @@ def compute_outputs(run: Path, *columns: list[str]) -> list[torch.Tensor]:
     program: Any = spec.program
     with torch.no_grad():
         return [
-            program(*records.build_inputs(BucketBatch(int(length), 1, np.array([number]))))[0]
-            for number, length in enumerate(records.lengths)
+            program(*map(torch.from_numpy, records.build_inputs(batch)))[0]
+            for batch in (
+                BucketBatch(int(length), 1, np.array([number]))
+                for number, length in enumerate(records.lengths)
+            )
         ]
 
 

@@ -22,7 +22,8 @@ class CountingRunner:
         self.texts = 0
         """Number of rows that were not empty."""
 
-    def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+        tokens, lengths, *features = map(torch.as_tensor, inputs)
         texts = tokens if tokens.ndim == 3 else tokens[:, None]
         counts = lengths if lengths.ndim == 2 else lengths[:, None]
         assert tokens.dtype == lengths.dtype == torch.int32

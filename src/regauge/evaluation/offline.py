@@ -19,7 +19,8 @@ from regauge.evaluation.runs import find_trained_task
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
 from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
 from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact, open_unchecked
-from regauge.inference.export.engine import EngineModule, load_engine
+from regauge.inference.export.engine import load_engine
+from regauge.inference.export.engine_module import EngineModule
 from regauge.models.settings import Model
 from regauge.models.tensors import precision_dtype
 from regauge.system import jsonl

@@ -1,12 +1,17 @@
-"""Writes safetensors files with the same permissions as any other new file."""
+"""Maps safetensors files as arrays, and writes them with the permissions of any other new file.
+
+The header is a JSON document after its length in 8 bytes; the tensors follow (safetensors format,
+https://github.com/huggingface/safetensors#format).
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from typing import TYPE_CHECKING
 
-from safetensors.torch import save_file
+import numpy as np
 
 from regauge.system.files import open_in_place
 
@@ -18,6 +23,17 @@ if TYPE_CHECKING:
 
 PYTORCH_METADATA = {"format": "pt"}
 """Header metadata required by transformers."""
+HEADER_LENGTH_BYTES = 8
+DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "BOOL": "?",
+    **{f"I{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
+    **{f"U{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
+}
+"""Dtype in the header -> NumPy dtype of the stored numbers."""
 
 
 def write_tensors(
@@ -27,8 +43,26 @@ def write_tensors(
 
     `save_file` renames a temporary file readable only by its owner. The mode is corrected here.
     """
+    from safetensors.torch import save_file
+
     os.close(open_in_place(path, os.O_WRONLY | os.O_CREAT))
     mode = stat.S_IMODE(path.stat().st_mode)
     host_tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(host_tensors, path, metadata=dict(metadata))
     path.chmod(mode)
+
+
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Map all tensors as arrays, without torch; processes share the memory. bf16 becomes fp32."""
+    content = np.memmap(path, np.uint8, mode="c")
+    start = HEADER_LENGTH_BYTES + int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")
+    header = json.loads(content[HEADER_LENGTH_BYTES:start].tobytes())
+    arrays = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            values = content[start + begin : start + end].view(DTYPES[entry["dtype"]])
+            if entry["dtype"] == "BF16":  # the upper half of an fp32 number
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            arrays[name] = values.reshape(entry["shape"])
+    return arrays

@@ -22,6 +22,7 @@ from regauge.data.randomness import hash_keys
 from regauge.evaluation.benchmark import load_generator
 from regauge.evaluation.benchmark.settings import BenchmarkSettings
 from regauge.evaluation.benchmark.summary import list_rates
+from regauge.inference.backends import to_array
 from regauge.inference.export.artifact import open_artifact
 from regauge.inference.export.engine import load_engine, warm_up
 from regauge.inference.export.manifest import MODEL
@@ -77,7 +78,7 @@ class LoadedArtifact:
         """Compute a request, with outputs on the host on return."""
         outputs = [self.engine.runner(*batch) for batch in request.batches]
         for output in outputs:
-            output.float().cpu()
+            to_array(output)
 
 
 def main() -> None:

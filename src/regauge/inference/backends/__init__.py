@@ -10,9 +10,11 @@ methods. This package may import `models`, `accelerators` and the foundation mod
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
+from regauge.accelerators import claim_device
 from regauge.config import Choice
 from regauge.system import choices
 from regauge.system.errors import SettingsError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    import numpy as np
     import torch
     from torch import Tensor, nn
 
@@ -41,12 +44,18 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class ExecutionContext:
-    """A device claimed by this process to run programs on."""
+    """A device that runs programs for this process."""
 
     accelerator: Accelerator
-    device: torch.device
+    index: int
+    """Device index."""
     threads: int
     """CPU threads on the host."""
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device, claimed at the first access; imports torch."""
+        return claim_device(self.accelerator, self.index, self.threads)
 
 
 @dataclass(frozen=True)
@@ -89,18 +98,46 @@ class Payload:
     """Read the program's weights and buffers, on the CPU, by name."""
     build_program: Callable[[], nn.Module]
     """Build the program and load its weights, for backends that do not compile ahead of time."""
+    weights_file: Path | None = None
+    """Safetensors file with the weights, which `read_arrays` reads without torch."""
+
+    def read_arrays(self) -> dict[str, np.ndarray]:
+        """Return the weights as arrays; bf16 becomes fp32."""
+        if self.weights_file is not None:
+            from regauge.system.safetensors_io import map_arrays
+
+            return map_arrays(self.weights_file)
+        weights = {name: value.detach() for name, value in self.read_weights().items()}
+        is_bf16 = {name: str(value.dtype) == "torch.bfloat16" for name, value in weights.items()}
+        return {
+            name: (value.float() if is_bf16[name] else value).contiguous().numpy()
+            for name, value in weights.items()
+        }
 
 
 class Runner(Protocol):
     """A loaded program to call."""
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the program's output, on the CPU or a device; inputs are on the CPU."""
+    def __call__(self, *inputs: np.ndarray | Tensor) -> np.ndarray | Tensor:
+        """Return the program's output, perhaps on a device; inputs are on the CPU.
+
+        A backend without torch returns an array.
+        """
         ...
 
     def num_graphs(self) -> int:
         """Return how many graphs this process has built for the calls so far."""
         ...
+
+
+def to_array(output: np.ndarray | Tensor) -> np.ndarray:
+    """Copy a runner's output to the host, in fp32."""
+    import numpy as np
+
+    if isinstance(output, np.ndarray):
+        return output
+    array: np.ndarray = output.cpu().float().numpy()
+    return array
 
 
 class Backend(Choice):

@@ -9,6 +9,7 @@ import torch
 from regauge.models.tensors import move_module
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from regauge.inference.backends import ExecutionContext, Payload
@@ -32,9 +33,10 @@ class ModuleRunner:
         return self
 
     @torch.no_grad()
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
         """Return the program's output, on the device."""
-        on_device = [value.to(self._context.device, non_blocking=True) for value in inputs]
+        on_host = map(torch.as_tensor, inputs)
+        on_device = [value.to(self._context.device, non_blocking=True) for value in on_host]
         output: Tensor = self._callable(*on_device)
         self._context.accelerator.end_microbatch()
         return output

@@ -13,6 +13,7 @@ from regauge.system.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     from torch import Tensor
 
     from regauge.inference.backends import Shape
@@ -48,14 +49,15 @@ class StaticShapeRunner:
             self._compute(shape, example_inputs(self._inputs, *shape))
         return self
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
         """Return the program's output, [rows, ...].
 
         A batch with fewer rows than the declared shape is padded with empty rows. Raises DataError
         if no declared shape can hold the batch.
         """
-        rows, shape = self._select_shape(inputs)
-        pairs = zip(self._inputs, inputs, strict=True)
+        tensors = tuple(map(torch.as_tensor, inputs))
+        rows, shape = self._select_shape(tensors)
+        pairs = zip(self._inputs, tensors, strict=True)
         padded = tuple(_pad_rows(spec, value, shape.rows) for spec, value in pairs)
         return self._compute(shape, padded)[:rows]
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -103,8 +104,11 @@ class _LibraryRunner:
         self._weights = weights  # the library only has pointers to them
         self._device = device
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        output: Tensor = self._library(*(value.to(self._device) for value in inputs))
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+        import torch
+
+        on_host = map(torch.as_tensor, inputs)
+        output: Tensor = self._library(*(value.to(self._device) for value in on_host))
         return output
 
     def num_graphs(self) -> int:

@@ -14,6 +14,8 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from regauge.accelerators import Accelerator, Availability, Precision
 from regauge.inference.backends import (
     Backend,
@@ -115,12 +117,14 @@ class OnnxBackend(Backend):
     def load(self, payload: Payload, context: ExecutionContext) -> Runner:
         import onnxruntime
 
-        accelerator = context.accelerator
-        accelerator.set_precision(payload.precision)
-        options = accelerator.onnx_options(context.device.index or 0, payload.precision)
+        accelerator, index = context.accelerator, 0
+        if not accelerator.on_host:  # torch is not needed on the host
+            accelerator.set_precision(payload.precision)
+            index = context.device.index or 0
+        options = accelerator.onnx_options(index, payload.precision)
         names = read_json_list(payload.folder / WEIGHT_NAMES_FILE, "export the artifact again")
-        tensors = payload.read_weights()
-        weights = {name: tensors[name].detach().contiguous().numpy() for name in names}
+        arrays = payload.read_arrays()
+        weights = {name: np.ascontiguousarray(arrays[name]) for name in names}
         session = onnxruntime.InferenceSession(
             str(payload.folder / GRAPH_FILE),
             _build_options(context.threads, weights),
@@ -135,12 +139,11 @@ class _SessionRunner:
         self._weights = weights  # the session only has pointers to them
         self._names = [value.name for value in session.get_inputs()]
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        import torch
-
-        arrays = (value.contiguous().numpy() for value in inputs)
+    def __call__(self, *inputs: np.ndarray | Tensor) -> np.ndarray:
+        arrays = map(np.ascontiguousarray, inputs)
+        output: np.ndarray
         [output] = self._session.run(None, dict(zip(self._names, arrays, strict=True)))
-        return torch.from_numpy(output)
+        return output
 
     def num_graphs(self) -> int:
         return 0

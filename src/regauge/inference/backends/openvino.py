@@ -11,6 +11,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from regauge.accelerators import Accelerator, Availability, Precision
 from regauge.inference.backends import (
     Backend,
@@ -114,7 +116,7 @@ class OpenvinoBackend(Backend):
         if _needs_exact_sums(model) and not context.accelerator.features() & EXACT_SUM_FEATURES:
             problem = "the int8 artifact needs a processor with 32-bit integer sums, such as VNNI"
             raise PreflightError(problem, "export it again on this machine")
-        weights = _insert_weights(model, payload.read_weights())
+        weights = _insert_weights(model, payload.read_arrays())
         settings = {
             "INFERENCE_PRECISION_HINT": HINTS[payload.precision],
             "INFERENCE_NUM_THREADS": context.threads,
@@ -129,13 +131,12 @@ class _RequestRunner:
         self._request = compiled.create_infer_request()
         self._weights = weights  # the graph only has pointers to them
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        import torch
-
-        arrays = [value.contiguous().numpy() for value in inputs]
+    def __call__(self, *inputs: np.ndarray | Tensor) -> np.ndarray:
+        arrays = [np.ascontiguousarray(value) for value in inputs]
         # The output is copied, because its memory is reused for the next output.
         outputs = self._request.infer(arrays, share_inputs=True, share_outputs=False)
-        return torch.from_numpy(outputs[0])
+        output: np.ndarray = outputs[0]
+        return output
 
     def num_graphs(self) -> int:
         return 0
@@ -180,9 +181,8 @@ def _name_inputs(model: Any, weights: Sequence[str], job: CompileJob) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _insert_weights(model: Any, weights: Mapping[str, Tensor]) -> list[Any]:
+def _insert_weights(model: Any, weights: Mapping[str, np.ndarray]) -> list[Any]:
     """Replace a graph's weight inputs by constants; return the arrays to keep alive."""
-    import torch
     from openvino.op import Constant
 
     arrays = []
@@ -190,8 +190,8 @@ def _insert_weights(model: Any, weights: Mapping[str, Tensor]) -> list[Any]:
         value = weights.get(parameter.get_friendly_name())
         if value is None:
             continue
-        value = value.detach().to(torch.float32) if value.is_floating_point() else value
-        arrays.append(value.contiguous().numpy())
+        value = value.astype(np.float32, copy=False) if value.dtype.kind == "f" else value
+        arrays.append(np.ascontiguousarray(value))
         constant = Constant(arrays[-1], shared_memory=True)
         parameter.output(0).replace(constant.output(0))
         model.remove_parameter(parameter)

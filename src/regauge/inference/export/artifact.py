@@ -92,6 +92,11 @@ class Artifact:
     def tokenizer_folder(self) -> Path:
         return self.folder / TOKENIZER
 
+    @property
+    def weights_file(self) -> Path | None:
+        """The file with all weights and buffers, if there is one."""
+        return self.folder / WEIGHTS
+
     def load_weights(self) -> Mapping[str, Tensor]:
         """Return name -> weight or buffer, on the CPU."""
         from safetensors.torch import load_file

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from regauge.inference.backends import to_array
 from regauge.inference.export.buckets import BucketBatch, spread_buckets
 from regauge.inference.export.manifest import Bucket
 from regauge.system import stop_signals
@@ -138,5 +139,4 @@ def _compute_batch(
     """Compute some records in one batch, [records, width] fp32."""
     with torch.no_grad():
         output = runner(*records.build_inputs(BucketBatch(length, num_rows, indices)))
-    outputs: np.ndarray = output.cpu().float().numpy()[: len(indices)].copy()
-    return outputs
+    return to_array(output)[: len(indices)].copy()

@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from regauge.inference.backends import to_array
 from regauge.inference.export.bucket_times import BucketTime, BucketTimes, build_bucket_times
 from regauge.inference.export.buckets import spread_buckets
 from regauge.inference.export.engine import is_out_of_memory
@@ -106,5 +107,5 @@ def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -
         if spec.name == "lengths":
             tensor.fill_(length)
     start = time.perf_counter()
-    runner(*tensors).cpu()
+    to_array(runner(*tensors))
     return time.perf_counter() - start

@@ -22,7 +22,8 @@ from regauge.inference.backends import (
     list_usable,
 )
 from regauge.inference.export.buckets import Buckets, build_buckets
-from regauge.inference.export.engine import Engine, EngineModule
+from regauge.inference.export.engine import Engine
+from regauge.inference.export.engine_module import EngineModule
 from regauge.inference.export.quality import metrics_loss, quality_loss
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
@@ -125,7 +126,7 @@ class ExportContext:
         records = self.records.select(np.arange(count))
         shapes = build_buckets(self.settings.buckets, self.spec.max_tokens, has_dynamic_shapes=True)
         batches = Buckets(shapes, needs_row_padding=False).make_batches(records.lengths)
-        samples = [records.build_inputs(batch) for batch in batches]
+        samples = [tuple(map(torch.as_tensor, records.build_inputs(batch))) for batch in batches]
         return Calibration(self.spec.program, samples, self.settings.parity.max_loss)
 
     @cached_property
@@ -291,8 +292,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
         has_dynamic_shapes=backend.has_dynamic_shapes and spec.output_kind != "text",
     )
     shapes = [Shape(bucket.batch_sizes[0], bucket.length) for bucket in buckets]
-    device = context.accelerator.claim(0, candidate.threads)
-    execution_context = ExecutionContext(context.accelerator, device, candidate.threads)
+    execution_context = ExecutionContext(context.accelerator, 0, candidate.threads)
     program = copy.deepcopy(spec.program)
     cast_program(program, precision_dtype(candidate.precision))
     level = context.settings.candidates.portable
@@ -420,8 +420,8 @@ class _UncompiledRunner:
         self._program = program
 
     @torch.no_grad()
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        output: Tensor = self._program(*inputs)
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+        output: Tensor = self._program(*map(torch.as_tensor, inputs))
         return output
 
     def num_graphs(self) -> int:

@@ -1,7 +1,7 @@
 """A loaded program, which computes records in batches, in bucket shapes.
 
-`Engine` takes records in any order and returns their outputs in the same order. `EngineModule`
-wraps it as the module for a task to evaluate.
+`Engine` takes records in any order and returns their outputs in the same order. It imports torch
+only for a backend that needs it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from regauge.accelerators import claim_device
-from regauge.inference.backends import ExecutionContext, Payload, Shape
+from regauge.inference.backends import ExecutionContext, Payload, Shape, to_array
 from regauge.inference.export.buckets import select_buckets
-from regauge.inference.export.records import TextRecords, TokenizedTexts
-from regauge.models.inference_modules import example_inputs
+from regauge.inference.export.records import build_example_inputs
 from regauge.system import stop_signals
 from regauge.system.errors import PreflightError, TransientError, first_line
 from regauge.system.log import logger
@@ -26,13 +22,12 @@ from regauge.system.log import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from torch import Tensor, nn
+
     from regauge.inference.backends import Runner
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.buckets import BucketBatch, Buckets
     from regauge.inference.export.records import Records
-    from regauge.models.io_spec import InputSpec, OutputKind
-    from regauge.models.losses import Batch
-
 
 OUT_OF_MEMORY_MESSAGES = (
     "out of memory",
@@ -99,7 +94,7 @@ class Engine:
         """
         outputs = np.zeros((len(records), self.output_size), np.float32)
         pending = deque(split(np.arange(len(records))))
-        submitted: tuple[BucketBatch, Tensor] | None = None
+        submitted: tuple[BucketBatch, np.ndarray | Tensor] | None = None
         while pending:
             stop_signals.check_stop()
             output = self._run_batch(pending[0], records)
@@ -111,7 +106,7 @@ class Engine:
         _copy_outputs(submitted, outputs)
         return outputs
 
-    def _run_batch(self, batch: BucketBatch, records: Records) -> Tensor | None:
+    def _run_batch(self, batch: BucketBatch, records: Records) -> np.ndarray | Tensor | None:
         """Return a batch's output, or None if it does not fit the memory."""
         try:
             output = self.runner(*records.build_inputs(batch))
@@ -155,8 +150,7 @@ def load_engine(
         _check_batch_invariance(artifact)
     num_threads = threads or manifest.target.threads
     backend = manifest.compiled.backend
-    claimed = claim_device(artifact.accelerator, device * backend.num_devices, num_threads)
-    context = ExecutionContext(artifact.accelerator, claimed, num_threads)
+    context = ExecutionContext(artifact.accelerator, device * backend.num_devices, num_threads)
     runner = backend.load(build_payload(artifact), context)
     buckets = select_buckets(artifact, batch_invariant=batch_invariant)
     return Engine(runner, buckets, artifact.program.output_size)
@@ -172,7 +166,7 @@ def warm_up(engine: Engine, artifact: Artifact) -> None:
     if artifact.manifest.compiled.backend.has_dynamic_shapes:
         batches = [min(batches, key=lambda batch: batch.num_rows * batch.length)]
     for batch in batches:
-        engine.runner(*example_inputs(inputs, batch.num_rows, batch.length))
+        engine.runner(*build_example_inputs(inputs, batch.num_rows, batch.length))
     artifact.accelerator.synchronize()
 
 
@@ -206,15 +200,18 @@ def build_payload(artifact: Artifact) -> Payload:
         manifest.compiled.precision,
         artifact.load_weights,
         restore,
+        artifact.weights_file,
     )
 
 
-def _copy_outputs(submitted: tuple[BucketBatch, Tensor] | None, outputs: np.ndarray) -> None:
+def _copy_outputs(
+    submitted: tuple[BucketBatch, np.ndarray | Tensor] | None, outputs: np.ndarray
+) -> None:
     """Copy a batch's output into its records' rows; `outputs` is [records, width]."""
     if submitted is not None:
         batch, output = submitted
         count = len(batch.record_indices)
-        values = output.cpu().float().numpy()[:count]
+        values = to_array(output)[:count]
         outputs[batch.record_indices, : values.shape[1]] = values
 
 
@@ -222,93 +219,3 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether an allocation failed, by the library's message."""
     message = str(error).lower()
     return isinstance(error, MemoryError) or any(part in message for part in OUT_OF_MEMORY_MESSAGES)
-
-
-OUTPUT_NAMES: dict[OutputKind, str] = {
-    "vectors": "vectors",
-    "classes": "scores",
-    "values": "scores",
-    "scores": "scores",
-}
-"""Output kind -> key in the batch returned by a task's module."""
-
-
-class EngineModule(nn.Module):
-    """An engine as a task's module: maps a batch of tokens to a batch of outputs."""
-
-    def __init__(self, engine: Engine, output_kind: OutputKind, input_spec: InputSpec) -> None:
-        super().__init__()
-        self.engine = engine
-        self.compute_dtype = torch.float32
-        self._output_name = OUTPUT_NAMES[output_kind]
-        self._input_spec = input_spec
-
-    def forward(self, batch: Batch) -> Batch:
-        """Return a batch's outputs, [batch, width] fp32; 0 for empty rows.
-
-        For a ranker the output is [rows, candidates].
-        """
-        if self._input_spec.ranking is not None:
-            return {
-                self._output_name: self._score_candidates(
-                    batch, self._input_spec.ranking.num_query_texts
-                )
-            }
-        tokens, segments = (batch[name].cpu().numpy() for name in ("tokens", "segments"))
-        lengths = (segments > 0).sum(1)
-        (filled,) = np.nonzero(lengths)
-        lengths = np.minimum(lengths, self.engine.buckets.max_length)
-        texts = TokenizedTexts.from_lists(
-            [tokens[row, : lengths[row]].astype(np.int32) for row in filled]
-        )
-        starts = (
-            [_second_text_starts(batch["types"], lengths)[filled]]
-            if self._input_spec.is_pair
-            else []
-        )
-        outputs = np.zeros((len(tokens), self.engine.output_size), np.float32)
-        outputs[filled] = self.engine.compute(TextRecords([texts], starts))
-        return {self._output_name: torch.from_numpy(outputs).to(batch["tokens"].device)}
-
-    def _score_candidates(self, batch: Batch, queries: int) -> Tensor:
-        """Return candidate scores, [rows, candidates]; 0 for absent candidates.
-
-        `queries` is the number of texts per query.
-        """
-        present = batch["present"].cpu().numpy() > 0
-        rows, candidates = present.shape
-        tokens = batch["tokens"].cpu().numpy().reshape(rows, -1, batch["tokens"].shape[1])
-        num_tokens = (batch["segments"].cpu().numpy() > 0).sum(1)
-        lengths = np.minimum(num_tokens, self.engine.buckets.max_length).reshape(rows, -1)
-        texts_per_record = self._input_spec.num_separate_texts
-        documents = texts_per_record - queries
-        row_of, candidate_of = np.nonzero(present)
-
-        def select_text(index: int) -> TokenizedTexts:
-            """Return one text for every candidate; a row holds the query texts first."""
-            slots = np.full_like(candidate_of, index)
-            if index >= queries:
-                slots = queries + candidate_of * documents + index - queries
-            pairs = zip(row_of, slots, strict=True)
-            return TokenizedTexts.from_lists(
-                [tokens[row, slot, : lengths[row, slot]] for row, slot in pairs]
-            )
-
-        features = [
-            batch[name].cpu().numpy()[row_of, candidate_of] for name in ("numbers", "categories")
-        ]
-        padded = [
-            values if values.shape[1] else np.pad(values, ((0, 0), (0, 1))) for values in features
-        ]
-        texts = [select_text(index) for index in range(texts_per_record)]
-        outputs = self.engine.compute(TextRecords(texts, padded))
-        scores = np.zeros((rows, candidates), np.float32)
-        scores[row_of, candidate_of] = outputs[:, 0]
-        return torch.from_numpy(scores).to(batch["tokens"].device)
-
-
-def _second_text_starts(types: Tensor, lengths: np.ndarray) -> np.ndarray:
-    """Return where each row's second text starts, [batch] int32; the row's length if none."""
-    is_second = types.cpu().numpy() > 0
-    starts: np.ndarray = np.where(is_second.any(1), is_second.argmax(1), lengths).astype(np.int32)
-    return starts

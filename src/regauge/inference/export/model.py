@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from regauge import config
 from regauge.data.sources import is_unicode
@@ -171,6 +170,8 @@ class LoadedModel:
         inputs = (*inputs, *_order_inputs(self.program.inputs[len(inputs) :], named))
         _check_tensors(self.program.inputs, inputs)
         arrays = [tensor.detach().cpu().numpy() for tensor in inputs]
+        import torch
+
         return torch.from_numpy(self._engine.compute(TensorRecords(arrays)))
 
     def _compute(
@@ -263,6 +264,8 @@ def _order_inputs(specs: Sequence[TensorSpec], named: Mapping[str, Tensor]) -> l
 
 def _check_tensors(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> None:
     """Raise DataError if tensors differ from their specs in number, dtype, shape or rows."""
+    import torch
+
     names = ", ".join(spec.name for spec in specs)
     if len(tensors) != len(specs):
         raise DataError(f"got {len(tensors)} tensors", f"pass {len(specs)}: {names}")

@@ -1,18 +1,19 @@
-"""Tokenized records, and a batch's input tensors."""
+"""Tokenized records, and a batch's input arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from regauge.models.io_spec import LENGTH, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from regauge.inference.export.buckets import BucketBatch
+    from regauge.models.io_spec import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class TextRecords:
         """How many separate texts a record has."""
         return len(self.texts)
 
-    def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
+    def build_inputs(self, batch: BucketBatch) -> tuple[np.ndarray, ...]:
         """Return a program's inputs for a batch: tokens, lengths, then the features.
 
         Tokens are [rows, length] and lengths [rows], both int32. With several texts per record,
@@ -115,12 +116,11 @@ class TextRecords:
         tokens = [column.pad_batch(starts, indices, batch) for column, starts in columns]
         lengths = [_pad_rows(column.lengths.astype(np.int32), batch) for column in self.texts]
         has_several_texts = len(self.texts) > 1
-        arrays = [
+        return (
             np.stack(tokens, 1) if has_several_texts else tokens[0],
             np.stack(lengths, 1) if has_several_texts else lengths[0],
             *(_pad_rows(values, batch) for values in self.features),
-        ]
-        return _to_tensors(arrays)
+        )
 
 
 class TensorRecords:
@@ -152,19 +152,22 @@ class TensorRecords:
     def select(self, indices: np.ndarray) -> TensorRecords:
         return TensorRecords([values[indices] for values in self.arrays])
 
-    def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
+    def build_inputs(self, batch: BucketBatch) -> tuple[np.ndarray, ...]:
         """Return a module's inputs for a batch, with zeros in empty rows."""
-        return _to_tensors([_pad_rows(values, batch) for values in self.arrays])
+        return tuple(_pad_rows(values, batch) for values in self.arrays)
 
 
 Records = TextRecords | TensorRecords
 
 
-def _to_tensors(arrays: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
-    """Return arrays as tensors; torch is imported late, because a server tokenizes without it."""
-    import torch
-
-    return tuple(map(torch.from_numpy, arrays))
+def build_example_inputs(
+    inputs: Sequence[TensorSpec], rows: int, length: int
+) -> tuple[np.ndarray, ...]:
+    """Return inputs filled with 1, which is valid as a token id and as a length."""
+    sizes: dict[Any, Any] = {ROWS: rows, LENGTH: length}
+    return tuple(
+        np.ones([sizes.get(size, size) for size in spec.shape], spec.dtype) for spec in inputs
+    )
 
 
 def _pad_rows(values: np.ndarray, batch: BucketBatch) -> np.ndarray:

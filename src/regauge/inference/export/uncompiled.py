@@ -23,7 +23,6 @@ from regauge.inference.export.manifest import (
     TargetMachine,
     WeightsOrigin,
 )
-from regauge.models.inference_modules import named_tensors
 from regauge.models.settings import GREEDY, Generation
 from regauge.registry.model_reference import locate_model
 from regauge.system.errors import SettingsError
@@ -64,7 +63,13 @@ class UncompiledModel(Artifact):
         """Hash of the model files' names and hashes."""
         return hash_model(self.folder)
 
+    @property
+    def weights_file(self) -> None:
+        """None: the program's weights have other names than the model's."""
+
     def load_weights(self) -> Mapping[str, Tensor]:
+        from regauge.models.inference_modules import named_tensors
+
         return {name: value.detach() for name, value in named_tensors(self._load_program()).items()}
 
     def restore_program(self) -> nn.Module:

@@ -37,6 +37,7 @@ from regauge.system.log import logger
 from regauge.system.units import MIB
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
     from regauge.inference.backends import ExecutionContext, Payload
@@ -56,9 +57,10 @@ class ModelParallelRunner:
         self.ranks: _Ranks | None = None
         self._start()
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+        tensors = tuple(map(torch.as_tensor, inputs))
         with self._lock, torch.no_grad():
-            output: Tensor = self._run(self.ranks or self._start(), inputs)
+            output: Tensor = self._run(self.ranks or self._start(), tensors)
             return output
 
     def num_graphs(self) -> int:

@@ -26,7 +26,7 @@ PHRASES = {
 }
 """Phrases whose frequency is limited."""
 DOCSTRING_LIMITS = {"of": 19, "that": 10, "its": 6, "is no": 0, "where": 3, "what": 3, "told": 0.5}
-PAGE_LIMITS = {"of": 38, "that": 12, "its": 9, "is no": 1, "where": 3, "what": 3, "told": 0.5}
+PAGE_LIMITS = {"of": 14, "that": 6, "its": 3, "is no": 0.1, "where": 1, "what": 1, "told": 0.1}
 """Largest frequency of each phrase per 1,000 words."""
 OTHERS = (
     "torch.distributed, pydantic and httpx: of 12 to 18, that 3 to 9, its 0 to 3, is no 0 to 0.8"

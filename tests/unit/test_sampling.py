@@ -192,7 +192,12 @@ def generate(
     selected = records.select(numbers)
     drawn = add_draws(selected, generation, numbers, count=NEW_TOKENS)
     buckets = fix_rows([Bucket(length=LENGTH, batch_sizes=(64,))], SAMPLED_ROWS)
-    runner: Any = program
+
+    def run(*inputs: np.ndarray) -> Tensor:
+        output: Tensor = program(*map(torch.from_numpy, inputs))
+        return output
+
+    runner: Any = run
     with torch.no_grad():
         return Engine(runner, buckets, NEW_TOKENS).compute(drawn)
 

@@ -82,7 +82,7 @@ def test_the_doctor_names_the_bad_process(
     assert "process 1" in line.partition(": ")[2].partition(":")[0]
     assert problem in line
     rows = json.loads(result.stdout)["checks"]
-    bad = [row for row in rows if row["status"] == "BAD"]
+    bad = [row for row in rows if not row["ok"]]
     assert bad
     if fault["at"] != "preflight:collective":
         assert {row["location"].partition(" on")[0] for row in bad} == {"process 1"}
@@ -99,7 +99,7 @@ def test_a_healthy_machine_passes(
     figure("seconds of a doctor that finds nothing", time.monotonic() - began)
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
-    assert {row["status"] for row in answer["checks"]} == {"ok"}
+    assert all(row["ok"] for row in answer["checks"])
     checks = {row["check"] for row in answer["checks"]}
     assert {"storage", "memory", "all-reduce", "all-to-all", "clocks", "versions"} <= checks
     assert {row["op"] for row in answer["bandwidth"]} == {

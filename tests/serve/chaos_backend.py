@@ -11,6 +11,9 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from regauge.inference.backends.eager import EagerBackend
 
 if TYPE_CHECKING:
@@ -32,8 +35,9 @@ class ChaosRunner:
         self._batch_ms = float(os.environ.get(BATCH_VARIABLE, "0"))
         self._token_ms = float(os.environ.get(TOKEN_VARIABLE, "0"))
 
-    def __call__(self, tokens: Tensor, *inputs: Tensor) -> Tensor:
-        milliseconds = self._batch_ms + self._token_ms * tokens.numel()
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+        tokens = np.asarray(inputs[0])
+        milliseconds = self._batch_ms + self._token_ms * tokens.size
         if milliseconds:
             time.sleep(milliseconds / 1e3)
         if (tokens == RAISES).any():
@@ -42,8 +46,8 @@ class ChaosRunner:
             os.kill(os.getpid(), signal.SIGKILL)
         if (tokens == HANGS).any():
             os.kill(os.getpid(), signal.SIGSTOP)
-        output: Tensor = self._runner(tokens, *inputs)
-        output[(tokens == NOT_FINITE).any(1)] = float("nan")
+        output: Tensor = self._runner(*inputs)
+        output[torch.from_numpy((tokens == NOT_FINITE).any(1))] = float("nan")
         return output
 
     def __getattr__(self, name: str) -> Any:

@@ -25,6 +25,23 @@ VALUES = {
 }
 
 
+def test_mapped_arrays_equal_the_tensors_that_torch_loads(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    types = (torch.float64, torch.float16, torch.int8, torch.int16, torch.uint8, torch.bool)
+    values = VALUES | {str(dtype): torch.tensor([0, 1, 3]).to(dtype) for dtype in types}
+    values["signs"] = torch.tensor([-1.5, 3.140625, -0.0, float("inf")], dtype=torch.bfloat16)
+    values["scalar"] = torch.tensor(2.5)
+    safetensors_io.write_tensors(path, values)
+    arrays = safetensors_io.map_arrays(path)
+    expected = load_file(path)
+    assert arrays.keys() == expected.keys()
+    for name, tensor in expected.items():
+        wanted = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        found = torch.from_numpy(arrays[name])
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+
 def header_and_rest(path: Path) -> tuple[Any, bytes]:
     data = path.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")

@@ -136,7 +136,7 @@ class Artifact:
 def open_artifact(folder: Path | str, generation: Generation = GREEDY) -> Artifact:
     """Verify an artifact and return it, without loading payload and weights.
 
-    Raises SettingsError if there is no artifact, or if `generation` does not fit it. Raises
+    Raises SettingsError for a missing artifact, or if `generation` does not fit it. Raises
     DataError if a file is damaged or changed, and PreflightError if this machine cannot run it.
     """
     artifact = replace(open_unchecked(folder), generation=generation)

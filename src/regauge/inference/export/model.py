@@ -214,7 +214,7 @@ def load(
     is the `text` table of an export, such as `{"pair_fields": ("query", "document")}`; it is not
     for artifacts.
 
-    Raises SettingsError if there is no model or a setting is wrong, DataError if a file is damaged
+    Raises SettingsError for a missing model or a wrong setting, DataError if a file is damaged
     or changed, and PreflightError if this machine cannot run the artifact.
 
     For example:

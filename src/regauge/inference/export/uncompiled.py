@@ -102,7 +102,7 @@ def open_model(
 
     `text`, `backend` and `threads` are for models other than artifacts. With `keep_weights`, such a
     model's weights stay in memory until the program is built. Raises the errors from
-    `open_artifact`, and SettingsError if there is no model.
+    `open_artifact`, and SettingsError for a missing model.
     """
     path = locate_model(path)
     if backend is None and is_artifact(Path(path)):

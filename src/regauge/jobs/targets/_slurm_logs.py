@@ -106,7 +106,7 @@ def read_lines(
     """Yield the lines of a log; with `follow`, wait for new lines and later attempts.
 
     Without a node it is the leader's log, or the job script's before the nodes have started.
-    Raises SettingsError if there is no such log.
+    Raises SettingsError for a missing log.
     """
     attempt = request.attempt or max(1, logs.count_attempts())
     path = logs.find_log(attempt, node)

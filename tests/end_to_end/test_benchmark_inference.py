@@ -8,11 +8,13 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -25,7 +27,12 @@ from regauge.cli import main
 from regauge.commands import benchmark, pipeline
 from regauge.config import FORMAT, build
 from regauge.evaluation.benchmark import inference
-from regauge.evaluation.benchmark.latency_worker import LoadedArtifact, build_request, measure_loads
+from regauge.evaluation.benchmark.latency_worker import (
+    LoadedArtifact,
+    build_request,
+    measure,
+    measure_loads,
+)
 from regauge.evaluation.benchmark.load_generator import MIN_REQUESTS, percentile
 from regauge.evaluation.benchmark.settings import BenchmarkSettings, TrainingBenchmarkSettings
 from regauge.evaluation.report.benchmark_section import PERCENTILES
@@ -51,6 +58,21 @@ QUICK = (
 )
 
 
+def export_tiny(folder: Path, name: str, backend: str) -> Path:
+    """Export the model `tiny` in a folder, for one thread; return the artifact."""
+    options = (
+        f'candidates.backends=["{backend}"]',
+        'candidates.precisions=["fp32"]',
+        'candidates.quantization=["none"]',
+        "candidates.timing_seconds=0.01",
+        "candidates.threads=[1]",
+        "parity.num_texts=16",
+    )
+    target = folder / name
+    assert main(["export", "--model", str(folder / "tiny"), "--to", str(target), *options]) == 0
+    return target
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an artifact of a tiny BERT, as `export` writes it."""
@@ -70,15 +92,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(folder / "model")
     shutil.move(folder / "model", folder / "tiny")
-    export_options = (
-        'candidates.backends=["eager"]',
-        'candidates.precisions=["fp32"]',
-        "candidates.timing_seconds=0.01",
-        "candidates.threads=[1]",
-        "parity.num_texts=16",
-    )
-    paths = ("--model", str(folder / "tiny"), "--to", str(folder / "first"))
-    assert main(["export", *paths, *export_options]) == 0
+    export_tiny(folder, "first", "eager")
     shutil.copytree(folder / "first", folder / "second")
     return folder
 
@@ -186,10 +200,20 @@ def test_a_request_has_real_tokens_of_the_input_length(artifact: Path, tmp_path:
     request = build_request(loaded, 3, 13)
     ((tokens, lengths),) = request.batches
     assert (tokens.shape, lengths.tolist(), request.tokens) == ((3, 14), [13] * 3, 39)
-    assert tokens[:, 13:].eq(0).all()
-    assert len(tokens[:, :13].unique()) > len(WORDS) // 2
+    assert (tokens[:, 13:] == 0).all()
+    assert len(np.unique(tokens[:, :13])) > len(WORDS) // 2
     assert int(tokens.max()) < len(WORDS)
-    assert build_request(loaded, 3, 13).batches[0][0].equal(tokens)
+    assert np.array_equal(build_request(loaded, 3, 13).batches[0][0], tokens)
+
+
+def test_the_machine_has_the_threads_of_an_artifact_without_torch(
+    artifact: Path, tmp_path: Path
+) -> None:
+    target = export_tiny(artifact, "graph", "openvino")
+    torch.set_num_threads(2)
+    settings = build_settings(tmp_path, graph=target)
+    line = next(measure(settings, "graph", 1, time.monotonic()))
+    assert line["machine"]["threads"] == 1
 
 
 @pytest.mark.full

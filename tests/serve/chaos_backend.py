@@ -11,12 +11,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from regauge.inference.backends.eager import EagerBackend
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from regauge.inference.backends import ExecutionContext, Payload, Runner
@@ -35,8 +35,7 @@ class ChaosRunner:
         self._batch_ms = float(os.environ.get(BATCH_VARIABLE, "0"))
         self._token_ms = float(os.environ.get(TOKEN_VARIABLE, "0"))
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
-        tokens = np.asarray(inputs[0])
+    def __call__(self, tokens: np.ndarray, *inputs: np.ndarray) -> Tensor:
         milliseconds = self._batch_ms + self._token_ms * tokens.size
         if milliseconds:
             time.sleep(milliseconds / 1e3)
@@ -46,7 +45,7 @@ class ChaosRunner:
             os.kill(os.getpid(), signal.SIGKILL)
         if (tokens == HANGS).any():
             os.kill(os.getpid(), signal.SIGSTOP)
-        output: Tensor = self._runner(*inputs)
+        output: Tensor = self._runner(tokens, *inputs)
         output[torch.from_numpy((tokens == NOT_FINITE).any(1))] = float("nan")
         return output
 

@@ -22,7 +22,7 @@ class CountingRunner:
         self.texts = 0
         """Number of rows that were not empty."""
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray) -> Tensor:
         tokens, lengths, *features = map(torch.as_tensor, inputs)
         texts = tokens if tokens.ndim == 3 else tokens[:, None]
         counts = lengths if lengths.ndim == 2 else lengths[:, None]

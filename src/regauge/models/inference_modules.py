@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regauge.models.io_spec import LENGTH, ROWS
+from regauge.models.io_spec import build_example_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,12 +152,8 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def example_inputs(inputs: Sequence[TensorSpec], rows: int, length: int) -> tuple[Tensor, ...]:
-    """Return example inputs filled with 1, which is valid as a token id and as a length."""
-    sizes: dict[Any, Any] = {ROWS: rows, LENGTH: length}
-    return tuple(
-        torch.ones([sizes.get(size, size) for size in spec.shape], dtype=DTYPES[spec.dtype])
-        for spec in inputs
-    )
+    """Return the arrays of `build_example_arrays` as tensors, for a trace."""
+    return tuple(map(torch.from_numpy, build_example_arrays(inputs, rows, length)))
 
 
 def cast_program(program: nn.Module, dtype: torch.dtype) -> None:

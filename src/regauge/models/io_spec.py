@@ -8,7 +8,9 @@ from regauge.config import Settings
 from regauge.models.settings import Interactions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
 
     from regauge.models.architectures import HeadKind
 
@@ -39,6 +41,18 @@ class TensorSpec(Settings):
     """Dimensions; dynamic ones have names."""
     dtype: Literal["int32", "int64", "float32"] = "float32"
     """Element type."""
+
+
+def build_example_arrays(
+    inputs: Sequence[TensorSpec], rows: int, length: int
+) -> tuple[np.ndarray, ...]:
+    """Return inputs filled with 1, which is valid as a token id and as a length."""
+    import numpy as np
+
+    sizes: dict[Any, Any] = {ROWS: rows, LENGTH: length}
+    return tuple(
+        np.ones([sizes.get(size, size) for size in spec.shape], spec.dtype) for spec in inputs
+    )
 
 
 def build_draws_spec(max_new_tokens: int) -> TensorSpec:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from regauge import config
+from regauge.accelerators import claim_device
 from regauge.data.randomness import hash_keys
 from regauge.evaluation.benchmark import load_generator
 from regauge.evaluation.benchmark.settings import BenchmarkSettings
@@ -28,16 +29,13 @@ from regauge.inference.export.engine import load_engine, warm_up
 from regauge.inference.export.manifest import MODEL
 from regauge.models import architectures
 from regauge.models.flops import flops_per_token
-from regauge.models.inference_modules import example_inputs
-from regauge.models.io_spec import LENGTH
+from regauge.models.io_spec import LENGTH, build_example_arrays
 from regauge.system import log, processes
 from regauge.system.errors import describe_error
 from regauge.system.worker import receive_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import Tensor
 
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.buckets import BucketBatch
@@ -58,7 +56,7 @@ class LatencyRequest:
     """Real tokens per text."""
     buckets: list[tuple[int, int]]
     """(rows, length) of the request's buckets."""
-    batches: list[tuple[Tensor, ...]]
+    batches: list[tuple[np.ndarray, ...]]
     tokens: int
     """Real tokens in all texts."""
 
@@ -105,6 +103,8 @@ def measure(
     `started_at` is the process start on the `START_SECONDS` clock.
     """
     artifact = open_artifact(settings.inference.artifacts[name])
+    # The machine's threads and its peak are those of torch, also if the backend needs no torch.
+    claim_device(artifact.accelerator, 0, artifact.manifest.target.threads)
     engine = load_engine(artifact, batch_invariant=False)
     loaded = LoadedArtifact(settings, repeat, name, artifact, engine)
     loaded_at = time.monotonic()
@@ -131,17 +131,17 @@ def build_request(loaded: LoadedArtifact, batch_size: int, length: int) -> Laten
     inputs = loaded.artifact.manifest.program.inputs
     buckets, batches = [], []
     for batch in loaded.engine.buckets.make_batches(np.full(batch_size, length, np.int64)):
-        tensors = example_inputs(inputs, batch.num_rows, batch.length)
-        for spec, tensor in zip(inputs, tensors, strict=True):
+        arrays = build_example_arrays(inputs, batch.num_rows, batch.length)
+        for spec, array in zip(inputs, arrays, strict=True):
             if spec.name == "lengths":
-                tensor.fill_(length)
-                tensor[len(batch.record_indices) :] = 0
-            elif LENGTH in spec.shape and not tensor.is_floating_point():
+                array.fill(length)
+                array[len(batch.record_indices) :] = 0
+            elif LENGTH in spec.shape and spec.dtype != "float32":
                 vocabulary_size = _find_vocabulary_size(loaded.artifact)
-                _fill_tokens(tensor, batch, vocabulary_size, loaded.settings.seed)
-                tensor[..., length:] = 0
+                _fill_tokens(array, batch, vocabulary_size, loaded.settings.seed)
+                array[..., length:] = 0
         buckets.append((batch.num_rows, batch.length))
-        batches.append(tensors)
+        batches.append(arrays)
     num_tokens = batch_size * length * _count_texts(loaded.artifact)
     return LatencyRequest(batch_size, length, buckets, batches, num_tokens)
 
@@ -233,13 +233,13 @@ def _measure_peak(artifact: Artifact) -> dict[str, Any]:
     return {"chip": chip.name, "peak_flops_per_second": peak, "peak_source": source}
 
 
-def _fill_tokens(tensor: Tensor, batch: BucketBatch, vocabulary_size: int, seed: int) -> None:
+def _fill_tokens(array: np.ndarray, batch: BucketBatch, vocabulary_size: int, seed: int) -> None:
     """Write keyed token ids into the record rows, [rows, …, length]."""
     count = len(batch.record_indices)
-    positions = np.arange(tensor[:count].numel(), dtype=np.int64)
-    token_ids = (hash_keys(seed, positions) % np.uint64(vocabulary_size)).astype(np.int64)
-    tensor.zero_()
-    tensor[:count] = torch.from_numpy(token_ids).view(tensor[:count].shape).to(tensor.dtype)
+    positions = np.arange(array[:count].size, dtype=np.int64)
+    token_ids = hash_keys(seed, positions) % np.uint64(vocabulary_size)
+    array.fill(0)
+    array[:count] = token_ids.reshape(array[:count].shape)
 
 
 def _find_vocabulary_size(artifact: Artifact) -> int:

@@ -107,10 +107,11 @@ class Payload:
             from regauge.system.safetensors_io import map_arrays
 
             return map_arrays(self.weights_file)
+        import torch
+
         weights = {name: value.detach() for name, value in self.read_weights().items()}
-        is_bf16 = {name: str(value.dtype) == "torch.bfloat16" for name, value in weights.items()}
         return {
-            name: (value.float() if is_bf16[name] else value).contiguous().numpy()
+            name: (value.float() if value.dtype == torch.bfloat16 else value).contiguous().numpy()
             for name, value in weights.items()
         }
 
@@ -118,11 +119,8 @@ class Payload:
 class Runner(Protocol):
     """A loaded program to call."""
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> np.ndarray | Tensor:
-        """Return the program's output, perhaps on a device; inputs are on the CPU.
-
-        A backend without torch returns an array.
-        """
+    def __call__(self, *inputs: np.ndarray) -> np.ndarray | Tensor:
+        """Return the program's output: a tensor, perhaps on a device, or without torch an array."""
         ...
 
     def num_graphs(self) -> int:

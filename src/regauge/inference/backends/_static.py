@@ -49,7 +49,7 @@ class StaticShapeRunner:
             self._compute(shape, example_inputs(self._inputs, *shape))
         return self
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray) -> Tensor:
         """Return the program's output, [rows, ...].
 
         A batch with fewer rows than the declared shape is padded with empty rows. Raises DataError

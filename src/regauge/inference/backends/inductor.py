@@ -104,7 +104,7 @@ class _LibraryRunner:
         self._weights = weights  # the library only has pointers to them
         self._device = device
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray) -> Tensor:
         import torch
 
         on_host = map(torch.as_tensor, inputs)

@@ -139,7 +139,7 @@ class _SessionRunner:
         self._weights = weights  # the session only has pointers to them
         self._names = [value.name for value in session.get_inputs()]
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> np.ndarray:
+    def __call__(self, *inputs: np.ndarray) -> np.ndarray:
         arrays = map(np.ascontiguousarray, inputs)
         output: np.ndarray
         [output] = self._session.run(None, dict(zip(self._names, arrays, strict=True)))

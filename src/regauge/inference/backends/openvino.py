@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from torch import Tensor
 
 GRAPH_FILE = "program.xml"
 DEVICE = "CPU"
@@ -131,7 +130,7 @@ class _RequestRunner:
         self._request = compiled.create_infer_request()
         self._weights = weights  # the graph only has pointers to them
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> np.ndarray:
+    def __call__(self, *inputs: np.ndarray) -> np.ndarray:
         arrays = [np.ascontiguousarray(value) for value in inputs]
         # The output is copied, because its memory is reused for the next output.
         outputs = self._request.infer(arrays, share_inputs=True, share_outputs=False)

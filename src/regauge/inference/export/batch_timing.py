@@ -12,7 +12,7 @@ from regauge.inference.backends import to_array
 from regauge.inference.export.bucket_times import BucketTime, BucketTimes, build_bucket_times
 from regauge.inference.export.buckets import spread_buckets
 from regauge.inference.export.engine import is_out_of_memory
-from regauge.models.inference_modules import example_inputs
+from regauge.models.io_spec import build_example_arrays
 from regauge.system import stop_signals
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def _skip_without_memory() -> Iterator[None]:
 
 def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
     """Return the seconds for a batch, including copying outputs to the host."""
-    tensors = example_inputs(inputs, rows, length)
-    for spec, tensor in zip(inputs, tensors, strict=True):
+    arrays = build_example_arrays(inputs, rows, length)
+    for spec, array in zip(inputs, arrays, strict=True):
         if spec.name == "lengths":
-            tensor.fill_(length)
+            array.fill(length)
     start = time.perf_counter()
-    to_array(runner(*tensors))
+    to_array(runner(*arrays))
     return time.perf_counter() - start

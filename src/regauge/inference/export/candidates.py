@@ -292,6 +292,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
         has_dynamic_shapes=backend.has_dynamic_shapes and spec.output_kind != "text",
     )
     shapes = [Shape(bucket.batch_sizes[0], bucket.length) for bucket in buckets]
+    context.accelerator.claim(0, candidate.threads)  # torch calibrates, whatever the backend
     execution_context = ExecutionContext(context.accelerator, 0, candidate.threads)
     program = copy.deepcopy(spec.program)
     cast_program(program, precision_dtype(candidate.precision))
@@ -420,7 +421,7 @@ class _UncompiledRunner:
         self._program = program
 
     @torch.no_grad()
-    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray) -> Tensor:
         output: Tensor = self._program(*map(torch.as_tensor, inputs))
         return output
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from regauge.inference.backends import ExecutionContext, Payload, Shape, to_array
 from regauge.inference.export.buckets import select_buckets
-from regauge.inference.export.records import build_example_inputs
+from regauge.models.io_spec import build_example_arrays
 from regauge.system import stop_signals
 from regauge.system.errors import PreflightError, TransientError, first_line
 from regauge.system.log import logger
@@ -74,7 +74,7 @@ class Engine:
         size that holds them, or of exactly their number if the program takes any. They are computed
         in parts if they are too many, or if memory runs out as in `compute`.
 
-        Raises ValueError if there is no such bucket or a record is longer, and TransientError as
+        Raises ValueError for an unknown length or a longer record, and TransientError as
         `compute` does.
         """
         longest = records.lengths.max(initial=0)
@@ -166,7 +166,7 @@ def warm_up(engine: Engine, artifact: Artifact) -> None:
     if artifact.manifest.compiled.backend.has_dynamic_shapes:
         batches = [min(batches, key=lambda batch: batch.num_rows * batch.length)]
     for batch in batches:
-        engine.runner(*build_example_inputs(inputs, batch.num_rows, batch.length))
+        engine.runner(*build_example_arrays(inputs, batch.num_rows, batch.length))
     artifact.accelerator.synchronize()
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from regauge.models.io_spec import LENGTH, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.inference.export.buckets import BucketBatch
-    from regauge.models.io_spec import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -158,16 +155,6 @@ class TensorRecords:
 
 
 Records = TextRecords | TensorRecords
-
-
-def build_example_inputs(
-    inputs: Sequence[TensorSpec], rows: int, length: int
-) -> tuple[np.ndarray, ...]:
-    """Return inputs filled with 1, which is valid as a token id and as a length."""
-    sizes: dict[Any, Any] = {ROWS: rows, LENGTH: length}
-    return tuple(
-        np.ones([sizes.get(size, size) for size in spec.shape], spec.dtype) for spec in inputs
-    )
 
 
 def _pad_rows(values: np.ndarray, batch: BucketBatch) -> np.ndarray:

@@ -57,7 +57,7 @@ class ModelParallelRunner:
         self.ranks: _Ranks | None = None
         self._start()
 
-    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+    def __call__(self, *inputs: np.ndarray) -> Tensor:
         tensors = tuple(map(torch.as_tensor, inputs))
         with self._lock, torch.no_grad():
             output: Tensor = self._run(self.ranks or self._start(), tensors)

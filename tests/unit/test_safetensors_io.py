@@ -33,13 +33,13 @@ def test_mapped_arrays_equal_the_tensors_that_torch_loads(tmp_path: Path) -> Non
     values["scalar"] = torch.tensor(2.5)
     safetensors_io.write_tensors(path, values)
     arrays = safetensors_io.map_arrays(path)
-    expected = load_file(path)
-    assert arrays.keys() == expected.keys()
-    for name, tensor in expected.items():
-        wanted = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        found = torch.from_numpy(arrays[name])
-        assert found.dtype == wanted.dtype
-        assert torch.equal(found, wanted)
+    loaded = load_file(path)
+    assert arrays.keys() == loaded.keys()
+    for name, tensor in loaded.items():
+        expected = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        mapped = torch.from_numpy(arrays[name])
+        assert mapped.dtype == expected.dtype
+        assert torch.equal(mapped, expected)
 
 
 def header_and_rest(path: Path) -> tuple[Any, bytes]:

@@ -235,7 +235,7 @@ def test_files_are_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ({"zones": ["us-east-1a", "us-west-2b"]}, "is not a zone of region us-east-1"),
         ({"name": "Trainers"}, "not an RFC 1035 label"),
         ({"kubernetes_version": "1.29"}, "is not supported since 2026-03-23"),
-        ({"etcd": "3.6.1"}, "has no --enable-v2"),
+        ({"etcd": "3.6.1"}, "does not support --enable-v2"),
         ({"etcd": "latest"}, "is not a version"),
         ({"node_groups": [{"name": "a", "instance": "p5.48xlarg"}]}, "did you mean 'p5.48xlarge'"),
         ({"node_groups": []}, "node_groups"),

@@ -192,8 +192,8 @@ def test_the_comment_of_a_stage_names_the_jobs_before_it() -> None:
 @pytest.mark.parametrize(
     ("target", "override", "problem"),
     [
-        ("local", INSTANCE, "target 'local' has no jobs that wait for each other"),
-        ("ray", INSTANCE, "target 'ray' has no jobs that wait for each other"),
+        ("local", INSTANCE, "target 'local' does not support jobs that wait for each other"),
+        ("ray", INSTANCE, "target 'ray' does not support jobs that wait for each other"),
         ("aws_batch", "launch.jobs=2", "launch.jobs = 2 is for 'predict' alone"),
         ("aws_batch", "stage.trian.stop.steps=3", "no stage 'trian'"),
         ("aws_batch", "stage.train.stop.stps=3", "unknown key"),

@@ -5,49 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from regauge.jobs.lints import Check, Lint, find_images, walk
+from regauge.jobs.lints import Check, Lint, build_lint, find_images, walk
 from regauge.jobs.targets import LaunchPlan
 
 RESOURCE = "vpc.amazonaws.com/efa"
 """Resource name used by the EFA device plugin for Kubernetes."""
 DEVICE = "/dev/infiniband/uverbs"
 """EFA device file prefix."""
-VARIABLE_PREFIX = "FI_"
-PROVIDER = "efa"
-"""FI_PROVIDER value in libfabric."""
-COUNT_SOURCE = "https://github.com/aws/sagemaker-hyperpod-cli/issues/367"
-REQUEST_SOURCE = "https://github.com/aws/sagemaker-hyperpod-cli/issues/306"
-VARIABLE_SOURCE = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"
 
 
-def check_count(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report requests for more or fewer interfaces than the machine has."""
-    machine = plan.job.machine
+def check_requests(plan: LaunchPlan) -> Iterator[Lint]:
+    """Report requests for more or fewer interfaces than the machine has.
+
+    Nodes that do not request their interfaces are reported, too: NCCL would use TCP.
+    """
+    job, machine, counts = plan.job, plan.job.machine, _list_requests(plan)
     if machine is None:
         return
-    for count in sorted(_list_requests(plan)):
-        if count == machine.efa_interfaces:
-            continue
-        fact = f"has {machine.efa_interfaces}" if machine.efa_interfaces else "has no EFA"
-        yield Lint(
-            "efa-count",
-            f"a document requests {count} EFA interfaces, and {machine.name} {fact}",
-            f"request {machine.efa_interfaces}, or correct launch.instance",
-            COUNT_SOURCE,
-        )
-
-
-def check_request(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report nodes that could use EFA and do not request it: NCCL would use TCP."""
-    job, machine = plan.job, plan.job.machine
-    if machine is None or not job.uses_efa or not find_images(plan) or _list_requests(plan):
-        return
-    yield Lint(
-        "efa-request",
-        f"{job.max_nodes} nodes of {machine.name} request none of its EFA interfaces",
-        f"request {machine.efa_interfaces} in the settings of the target",
-        REQUEST_SOURCE,
-    )
+    interfaces = machine.efa_interfaces
+    for count in sorted(counts - {interfaces}):
+        values = {"machine": machine.name, "interfaces": interfaces}
+        yield build_lint("efa-count", count=count, **values)
+    if job.uses_efa and find_images(plan) and not counts:
+        values = {"machine": machine.name, "interfaces": interfaces}
+        yield build_lint("efa-request", nodes=job.max_nodes, **values)
 
 
 def check_variables(plan: LaunchPlan) -> Iterator[Lint]:
@@ -56,19 +37,19 @@ def check_variables(plan: LaunchPlan) -> Iterator[Lint]:
     names = [name for name, value in job.environment.items() if _selects_efa(name, value)]
     if not names:
         return
+    problem, remedy = "", "remove the variable"
     if machine is not None and not machine.efa_interfaces:
-        problem = f"launch.environment.{names[0]} selects EFA, and {machine.name} has none"
-        yield Lint("efa-variable", problem, "remove the variable", VARIABLE_SOURCE)
+        problem = f"{machine.name} has none"
     elif find_images(plan) and not _list_requests(plan):
-        problem = f"launch.environment.{names[0]} selects EFA, and no document requests a device"
+        problem = "no document requests a device"
         remedy = "remove the variable, or set launch.instance to a machine with EFA"
-        yield Lint("efa-variable", problem, remedy, VARIABLE_SOURCE)
+    if problem:
+        yield build_lint("efa-variable", name=names[0], problem=problem, remedy=remedy)
 
 
 def _selects_efa(name: str, value: str) -> bool:
     """Return whether a libfabric variable selects or configures EFA."""
-    is_provider = name == f"{VARIABLE_PREFIX}PROVIDER" and value == PROVIDER
-    return is_provider or name.startswith(f"{VARIABLE_PREFIX}EFA_")
+    return (name, value) == ("FI_PROVIDER", "efa") or name.startswith("FI_EFA_")
 
 
 def _list_requests(plan: LaunchPlan) -> set[int]:
@@ -84,4 +65,4 @@ def _list_requests(plan: LaunchPlan) -> set[int]:
     return counts | set(devices.values())
 
 
-CHECKS: tuple[Check, ...] = (check_count, check_request, check_variables)
+CHECKS: tuple[Check, ...] = (check_requests, check_variables)

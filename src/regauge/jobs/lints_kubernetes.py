@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from regauge.jobs.lints import Check, Lint, walk
+from regauge.jobs.lints import Check, Lint, build_lint, walk
 from regauge.jobs.lints_job import is_mounted, is_pinned
 from regauge.jobs.settings import is_job_name
 from regauge.jobs.targets import LaunchPlan, is_local_folder
@@ -14,15 +14,11 @@ CONTAINER_NAMES = {"PyTorchJob": "pytorch", "TrainingRuntime": "node"}
 """Document kind -> container name that the operator requires for the command."""
 NAMED_KINDS = ("Job", "JobSet", "PyTorchJob", "Service", "TrainJob", "TrainingRuntime")
 """Kinds whose names become host names or Services."""
-TTL = "ttlSecondsAfterFinished"
 RESERVED_VARIABLES = {
     f"PET_{name}"
     for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 }
 """Variables set by the trainer, whose webhook refuses a TrainJob that sets them."""
-OPERATOR = "https://github.com/kubeflow/training-operator/blob/v1.9.0/pkg/"
-TRAINER = "https://github.com/kubeflow/trainer/"
-KUBERNETES = "https://kubernetes.io/docs/concepts/"
 Object = dict[str, Any]
 
 
@@ -37,62 +33,39 @@ def check_pods(plan: LaunchPlan) -> Iterator[Lint]:
         required = CONTAINER_NAMES.get(kind)
         names = [container.get("name") for container in spec["containers"]]
         if required is not None and required not in names:
-            problem = f"the container of a {kind} is named '{names[0]}'"
-            remedy = f"name it {required}: the operator ignores other containers"
-            source = f"{OPERATOR}apis/kubeflow.org/v1/pytorch_types.go"
-            yield Lint("container-name", problem, remedy, source)
+            yield build_lint("container-name", kind=kind, name=names[0], required=required)
         for container in spec["containers"]:
             image, policy = container.get("image", ""), container.get("imagePullPolicy", "Always")
             if image and not is_pinned(image) and policy != "Always":
-                problem = (
-                    f"nodes may run different versions of '{image}', because they pull it once"
-                )
-                remedy = "name a tag other than latest, or a digest, in launch.image"
-                source = f"{KUBERNETES}containers/images/#image-pull-policy"
-                yield Lint("pull-policy", problem, remedy, source)
+                yield build_lint("pull-policy", image=image)
 
 
 def check_documents(plan: LaunchPlan) -> Iterator[Lint]:
     """Report document fields that Kubernetes or an operator refuses or misunderstands."""
     for document in _list_documents(plan):
-        yield from _check_name(document["kind"], str(document["metadata"].get("name", "")))
+        kind, name = document["kind"], str(document["metadata"].get("name", ""))
+        if kind in NAMED_KINDS and not is_job_name(name):
+            yield build_lint("dns-label", kind=kind, name=name)
         if document.get("apiVersion", "").startswith("trainer.kubeflow.org/"):
             yield from _check_trainer(document)
         if plan.job.machine is not None and plan.job.machine.chips:
             yield from _check_autoscaler(document.get("spec", {}), plan.job.machine.chip)
 
 
-def _check_name(kind: str, name: str) -> Iterator[Lint]:
-    if kind in NAMED_KINDS and not is_job_name(name):
-        problem = f"the {kind} '{name}' is not named by a label of RFC 1035"
-        remedy = "set launch.name to at most 63 lowercase letters, digits and hyphens"
-        source = f"{KUBERNETES}overview/working-with-objects/names/#rfc-1035-label-names"
-        yield Lint("dns-label", problem, remedy, source)
-
-
 def _check_trainer(document: Object) -> Iterator[Lint]:
     """Report a TrainJob that would run again after the end, or that the trainer refuses."""
-    if any(path.endswith(TTL) for path, _ in walk(document)):
-        problem = (
-            f"{TTL} deletes the JobSet of a TrainJob, and a TrainJob that failed then runs again"
-        )
-        remedy = "remove launch.target.ttl_seconds"
-        yield Lint("trainjob-ttl", problem, remedy, f"{TRAINER}issues/3737")
+    if any(path.endswith("ttlSecondsAfterFinished") for path, _ in walk(document)):
+        yield build_lint("trainjob-ttl")
     variables = document.get("spec", {}).get("trainer", {}).get("env", [])
     for name in sorted({item["name"] for item in variables} & RESERVED_VARIABLES):
-        problem = f"the trainer refuses a TrainJob with the variable {name}"
-        source = f"{TRAINER}blob/v2.2.1/pkg/runtime/framework/plugins/torch/torch.go"
-        yield Lint("reserved-variable", problem, f"remove launch.environment.{name}", source)
+        yield build_lint("reserved-variable", name=name)
 
 
 def _check_autoscaler(spec: Object, chip: str) -> Iterator[Lint]:
     """Report an autoscaler that counts CPU load in a job with accelerators."""
     metrics = [*spec.get("metrics", []), *spec.get("elasticPolicy", {}).get("metrics", [])]
     if any(metric.get("resource", {}).get("name") == "cpu" for metric in metrics):
-        problem = f"an autoscaler of nodes with {chip} counts the load of their processors"
-        remedy = "remove the metric, or choose one of the accelerator"
-        source = f"{OPERATOR}controller.v1/pytorch/hpa.go"
-        yield Lint("autoscaler-metric", problem, remedy, source)
+        yield build_lint("autoscaler-metric", chip=chip)
 
 
 def check_device_limits(plan: LaunchPlan) -> Iterator[Lint]:
@@ -105,10 +78,7 @@ def check_device_limits(plan: LaunchPlan) -> Iterator[Lint]:
         for name in sorted(name for name in {*requests, *limits} if "/" in name):
             request, limit = requests.get(name, limits.get(name)), limits.get(name)
             if request != limit:
-                problem = f"{name} is requested {request} times and limited to {limit or 0}"
-                remedy = "write the same number in requests and limits"
-                source = "configuration/manage-resources-containers/#consuming-extended-resources"
-                yield Lint("device-limits", problem, remedy, f"{KUBERNETES}{source}")
+                yield build_lint("device-limits", name=name, request=request, limit=limit or 0)
 
 
 def check_output(plan: LaunchPlan) -> Iterator[Lint]:
@@ -117,11 +87,8 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
     containers = [item for template in templates for item in template.spec["containers"]]
     mounts = [mount["mountPath"] for item in containers for mount in item.get("volumeMounts", [])]
     if templates and is_local_folder(job.output) and not is_mounted(job.output, mounts):
-        problem = f"output.folder = '{job.output}' is not on a volume, so a lost pod loses it"
-        remedy = "set it to a folder below the mount of one of launch.volumes"
-        source = f"{KUBERNETES}storage/volumes/#background"
-        is_error = job.max_nodes > 1 or job.jobs > 1 or bool(job.stages)
-        yield Lint("output-volume", problem, remedy, source, is_error)
+        is_shared = job.max_nodes > 1 or job.jobs > 1 or bool(job.stages)
+        yield build_lint("output-volume", output=job.output)._replace(is_error=is_shared)
 
 
 def list_templates(plan: LaunchPlan) -> list[PodTemplate]:

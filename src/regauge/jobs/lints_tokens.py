@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from regauge.jobs.lints import Check, Lint, walk
+from regauge.jobs.lints import Check, Lint, build_lint, walk
 from regauge.jobs.targets import LaunchPlan
 
-SOURCE = "https://github.com/skypilot-org/skypilot/issues/10741"
 TOKENS = {
     "an AWS access key": re.compile(r"\b(AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b"),
     "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"),
@@ -34,25 +33,18 @@ SECRET_NAME = re.compile(
 
 def check_tokens(plan: LaunchPlan) -> Iterator[Lint]:
     """Report secrets in a job's variables, references, labels, overrides and documents."""
-    job = plan.job
     for location, value in _list_values(plan):
-        kind = find_token(value)
-        if kind is None:
-            continue
-        yield _build_lint(f"{location} contains {kind}")
-    for name, value in job.environment.items():
+        if kind := find_token(value):
+            yield build_lint("secret", problem=f"{location} contains {kind}")
+    for name, value in plan.job.environment.items():
         if value and SECRET_NAME.search(name) and find_token(value) is None:
-            yield _build_lint(f"launch.environment.{name} has the name of a secret")
+            problem = f"launch.environment.{name} has the name of a secret"
+            yield build_lint("secret", problem=problem)
 
 
 def find_token(text: str) -> str | None:
     """Return which kind of secret a text contains, if any."""
     return next((kind for kind, pattern in TOKENS.items() if pattern.search(text)), None)
-
-
-def _build_lint(problem: str) -> Lint:
-    remedy = "remove it, and name a reference to the secret in launch.secrets"
-    return Lint("secret", problem, remedy, SOURCE)
 
 
 def _list_values(plan: LaunchPlan) -> Iterator[tuple[str, str]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
 from regauge import config
 from regauge.jobs.job_spec import LaunchRequest, build_job, build_pipeline
-from regauge.jobs.lints import Lint, run_lints
+from regauge.jobs.lints import Lint, raise_errors, run_lints
 from regauge.jobs.lints_tokens import check_tokens
 from regauge.jobs.settings import Launch
 from regauge.jobs.targets import PIPELINE_FIELDS, JobSpec, Launcher, LaunchPlan
@@ -52,12 +51,12 @@ def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Laun
     """
     build = build_pipeline if request.stages else build_job
     job = build(request, launch, launcher)
-    _raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
+    raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
     if job.jobs > 1 and not launcher.supports_arrays:
-        problem = f"target '{launcher.kind}' has no arrays, and launch.jobs is {job.jobs}"
+        problem = f"target '{launcher.kind}' does not support arrays, and launch.jobs is {job.jobs}"
         raise SettingsError(problem, "remove launch.jobs")
     if job.stages and not launcher.supports_stages:
-        problem = f"target '{launcher.kind}' has no jobs that wait for each other"
+        problem = f"target '{launcher.kind}' does not support jobs that wait for each other"
         remedy = "launch the pipeline with --on aws_batch, kubernetes or slurm"
         raise SettingsError(problem, remedy)
     if job.is_elastic and not launcher.supports_elastic:
@@ -85,15 +84,8 @@ def check_lints(plan: LaunchPlan) -> list[Lint]:
     """Return a plan's warnings; raises SettingsError for the first error."""
     lints = [lint for part in plan.stages or (plan,) for lint in run_lints(part)]
     lints = list(dict.fromkeys(lints))
-    _raise_errors(lints)
+    raise_errors(lints)
     return lints
-
-
-def _raise_errors(lints: Iterable[Lint]) -> None:
-    """Raise SettingsError for the first error, naming the check and the source."""
-    for lint in lints:
-        if lint.is_error:
-            raise SettingsError(f"{lint.problem} ({lint.code}: {lint.source})", lint.remedy)
 
 
 def describe_plan(plan: LaunchPlan) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
 from regauge.system.files import read_csv_rows
@@ -22,7 +24,7 @@ from regauge.system.units import SECONDS_PER_HOUR
 from regauge.system.wording import join_first
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from regauge.machines.settings import Price
 
@@ -35,8 +37,6 @@ EVERY_INSTANCE = "*"
 """Discount key for all machine types not listed themselves."""
 STALE_DAYS = 90
 """Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
-
-
 MAX_SUGGESTIONS = 6
 """Maximum number of machine types named in a message."""
 CHIPS, INSTANCES, PRICES = "chips.csv", "instances.csv", "price_history.csv"
@@ -47,9 +47,9 @@ CHIPS, INSTANCES, PRICES = "chips.csv", "instances.csv", "price_history.csv"
 class CatalogChip:
     name: str
     vendor: str
-    tdp_watts: float | None
+    source: str = ""
+    tdp_watts: float | None = None
     """Thermal design power: the largest sustained power."""
-    source: str
     bf16_teraflops: float | None = None
     """Peak for dense bf16 matrix products in TFLOP/s, without structured sparsity."""
     fp16_teraflops: float | None = None
@@ -69,12 +69,12 @@ class CatalogChip:
 class Instance:
     name: str
     chip: str
-    chips: int | None
+    chips: int | None = None
     """Accelerator count; None for a CPU machine."""
-    usd_per_hour: float | None
+    usd_per_hour: float | None = None
     """On-demand price in `REGION`; None if unknown."""
-    as_of: dt.date | None
-    source: str
+    as_of: dt.date | None = None
+    source: str = ""
     vcpus: int | None = None
     memory_gib: int | None = None
     """Main memory in GiB."""
@@ -152,39 +152,18 @@ def forget_catalog() -> None:
 
 @cache
 def _load_chips(folder: Path) -> Mapping[str, CatalogChip]:
-    return {chip.name: chip for chip in _parse_rows(CHIPS, folder, _parse_chip)}
-
-
-def _parse_chip(row: Mapping[str, str]) -> CatalogChip:
-    return CatalogChip(
-        name=row["name"],
-        vendor=row["vendor"],
-        tdp_watts=_parse_number(row.get("tdp_watts")),
-        source=row["source"],
-        bf16_teraflops=_parse_number(row.get("bf16_teraflops")),
-        fp16_teraflops=_parse_number(row.get("fp16_teraflops")),
-        fp32_teraflops=_parse_number(row.get("fp32_teraflops")),
-        tf32_teraflops=_parse_number(row.get("tf32_teraflops")),
-        memory_gb=_parse_number(row.get("memory_gb")),
-        bandwidth_gb_per_s=_parse_number(row.get("bandwidth_gb_per_s")),
-        link_gb_per_s=_parse_number(row.get("link_gb_per_s")),
-        measured_bf16_teraflops=_parse_number(row.get("measured_bf16_teraflops")),
-    )
+    return {chip.name: chip for chip in _parse_rows(CHIPS, folder, CatalogChip)}
 
 
 @cache
 def _load_instances(folder: Path) -> Mapping[str, Instance]:
-    instances = {item.name: item for item in _parse_rows(INSTANCES, folder, _parse_instance)}
+    instances = {item.name: item for item in _parse_rows(INSTANCES, folder, Instance)}
     for name, listed in _load_prices(folder).items():
-        prices = [price for price in listed if price.region == REGION]
-        if (
-            name in instances
-            and prices
-            and prices[-1].as_of >= (instances[name].as_of or dt.date.min)
-        ):
-            newest = prices[-1]
+        newest = next((price for price in reversed(listed) if price.region == REGION), None)
+        instance = instances.get(name)
+        if instance and newest and newest.as_of >= (instance.as_of or dt.date.min):
             instances[name] = replace(
-                instances[name],
+                instance,
                 usd_per_hour=newest.usd_per_hour,
                 as_of=newest.as_of,
                 source=newest.source,
@@ -193,43 +172,19 @@ def _load_instances(folder: Path) -> Mapping[str, Instance]:
     return instances
 
 
-def _parse_instance(row: Mapping[str, str]) -> Instance:
-    return Instance(
-        name=row["name"],
-        chip=row["chip"],
-        chips=_parse_count(row.get("chips")),
-        usd_per_hour=_parse_number(row.get("usd_per_hour")),
-        as_of=dt.date.fromisoformat(row["as_of"]) if row.get("as_of") else None,
-        source=row["source"],
-        vcpus=_parse_count(row.get("vcpus")),
-        memory_gib=_parse_count(row.get("memory_gib")),
-        network_gbit_per_s=_parse_number(row.get("network_gbit_per_s")),
-    )
-
-
 @cache
 def _load_prices(folder: Path) -> Mapping[str, tuple[CatalogPrice, ...]]:
     prices: dict[str, dict[tuple[dt.date, str], CatalogPrice]] = {}
     listed = [
         CatalogPrice(item.name, item.as_of, item.usd_per_hour, item.source)
-        for item in _parse_rows(INSTANCES, folder, _parse_instance)
+        for item in _parse_rows(INSTANCES, folder, Instance)
         if item.usd_per_hour is not None and item.as_of is not None
     ]
-    for price in (*listed, *_parse_rows(PRICES, folder, _parse_price)):
+    for price in (*listed, *_parse_rows(PRICES, folder, CatalogPrice)):
         prices.setdefault(price.instance, {})[price.as_of, price.region] = price
     return {
         name: tuple(by_date[key] for key in sorted(by_date)) for name, by_date in prices.items()
     }
-
-
-def _parse_price(row: Mapping[str, str]) -> CatalogPrice:
-    return CatalogPrice(
-        instance=row["instance"],
-        as_of=dt.date.fromisoformat(row["as_of"]),
-        usd_per_hour=float(row["usd_per_hour"]),
-        source=row["source"],
-        region=row.get("region") or REGION,
-    )
 
 
 def find_instance(name: str, key: str = "price.instance") -> Instance:
@@ -321,29 +276,29 @@ def find_listed_price(
     return MachinePrice(usd_per_hour * (1 - discount), source, as_of)
 
 
-def _parse_rows(name: str, user_folder: Path, parse: Callable[[dict[str, str]], T]) -> list[T]:
+def _parse_rows(name: str, user_folder: Path, row_type: type[T]) -> list[T]:
     """Return the rows in a catalog file, then those in the user's file with that name.
 
     Raises SettingsError if the user's file is damaged.
     """
-    rows = [parse(row) for row in _read_rows(name)]
-    path = user_folder / name
+    adapter, path = TypeAdapter(row_type), user_folder / name
+
+    def parse(rows: list[dict[str, str]]) -> list[T]:
+        cells = ({column: cell for column, cell in row.items() if cell} for row in rows)
+        return [adapter.validate_python(row) for row in cells]
+
+    rows = parse(_read_rows(name))
     if not path.is_file():
         return rows
     try:
-        return rows + [parse(row) for row in read_csv_rows(path)]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        problem = f"{path} is damaged: {error!r}"
-        raise SettingsError(problem, "remove it, then import its rows again") from None
+        return rows + parse(read_csv_rows(path))
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (OSError, ValueError) as error:
+        reason = repr(error)
+    raise SettingsError(f"{path} is damaged: {reason}", "remove it, then import its rows again")
 
 
 def _read_rows(name: str) -> list[dict[str, str]]:
     return read_csv_rows(Path(__file__).with_name(name))
-
-
-def _parse_number(text: str | None) -> float | None:
-    return float(text) if text else None
-
-
-def _parse_count(text: str | None) -> int | None:
-    return int(text) if text else None

@@ -31,7 +31,7 @@ from typing import Any
 
 from faults.families import list_descendants
 from loopback import serve
-from regauge.jobs.targets._aws_batch.rehearsal import build_node_variables
+from regauge.jobs.targets._aws_batch.documents import build_node_variables
 from regauge.supervision.nodes.aws_batch_variables import find_local_address
 
 ARN = "arn:aws:batch:us-east-1:123456789012"

@@ -29,11 +29,12 @@ from regauge.jobs.job_spec import find_machine
 from regauge.jobs.lints import run_lints
 from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.jobs.targets import Document, Handle, JobSpec, LaunchPlan, LeaderAddress
-from regauge.jobs.targets._aws_batch import client, jobs
-from regauge.jobs.targets._aws_batch.client import AwsClient
-from regauge.jobs.targets._aws_batch.logs import find_log_stream, read_stream, select_child
+from regauge.jobs.targets._aws_batch import jobs
+from regauge.jobs.targets._aws_batch.jobs import find_log_stream, read_stream, select_child
 from regauge.jobs.targets._aws_batch.status import build_status, find_state, list_job_events
 from regauge.jobs.targets.aws_batch import AwsBatch
+from regauge.machines import aws_client
+from regauge.machines.aws_client import AwsClient
 from regauge.system.errors import RESTART_CODES, PreflightError, SettingsError, TransientError
 from unit.test_launch_kubernetes import build_volume
 
@@ -809,7 +810,7 @@ class PagedLogs:
 
 
 def test_all_pages_of_a_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.jobs.targets._aws_batch.logs.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("regauge.jobs.targets._aws_batch.jobs.PAUSE_SECONDS", 0.0)
     logs: Any = PagedLogs()
     assert list(read_stream(logs, "g", "s", describe=None)) == ["a", "b", "c"]
     states = iter(["RUNNING", "SUCCEEDED"])
@@ -832,7 +833,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(PreflightError, match=r"pip install 'regauge\[aws\]'"):
-        AwsClient("batch", "us-east-1")
+        AwsClient("batch", "us-east-1", "launch.target.region")
 
 
 def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -842,7 +843,7 @@ def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     with (
-        AwsClient("batch", "us-east-1") as aws,
+        AwsClient("batch", "us-east-1", "launch.target.region") as aws,
         pytest.raises(PreflightError, match=r"AWS credentials are missing: .*; set AWS_PROFILE"),
     ):
         aws.call("describe_jobs", jobs=["id"])
@@ -853,9 +854,9 @@ def test_an_unreachable_service_is_reported(
 ) -> None:
     del credentials
     monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", "http://127.0.0.1:9")
-    monkeypatch.setattr(client, "MAX_TRIES", 1)
+    monkeypatch.setattr(aws_client, "MAX_TRIES", 1)
     with (
-        AwsClient("batch", "us-east-1") as aws,
+        AwsClient("batch", "us-east-1", "launch.target.region") as aws,
         pytest.raises(
             TransientError, match=r"AWS batch in us-east-1 is unreachable: .*; check the"
         ),
@@ -885,7 +886,7 @@ def test_an_answer_with_an_error_is_one_of_regauge(
         "Error": {"Code": code, "Message": message},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
-    with AwsClient("batch", "us-east-1") as aws:
+    with AwsClient("batch", "us-east-1", "launch.target.region") as aws:
         error = aws._convert(ClientError(answer, "SubmitJob"), "submit_job")
     assert type(error) is kind
     assert message in str(error)

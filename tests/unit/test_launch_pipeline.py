@@ -21,8 +21,7 @@ from regauge.commands.launch import read_request
 from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, LaunchPlan
 from regauge.jobs.targets._aws_batch.status import find_started
-from regauge.jobs.targets._kubernetes.job_set_status import describe_job_set
-from regauge.jobs.targets._kubernetes.job_status import JobObjects
+from regauge.jobs.targets._kubernetes.job_status import JobObjects, describe_job_set
 from regauge.jobs.targets._kubernetes.pods import CANCELLED
 from regauge.jobs.targets._slurm_jobs import parse_records
 from regauge.jobs.targets._slurm_script import list_submit_options

@@ -14,7 +14,6 @@ from regauge.machines.updates.price_refresh import fetch_prices, read_price
 from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 boto3 = pytest.importorskip("boto3", reason="no boto3: the refresh of prices is not proved")
@@ -56,16 +55,16 @@ def build_product(instance: str, usd: str, unit: str = "Hrs") -> str:
 
 
 @pytest.fixture
-def client() -> Iterator[Any]:
-    """Return a client of the price list that sends nothing."""
+def client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the client of the price list that is used, and sends nothing."""
     pricing = boto3.client(
         "pricing",
         region_name="us-east-1",
         aws_access_key_id="example",
         aws_secret_access_key="example",  # noqa: S106
     )
-    yield pricing
-    pricing.close()
+    monkeypatch.setattr(boto3, "client", lambda *_, **__: pricing)
+    return pricing
 
 
 def expected_request(instance: str, region: str = "us-east-1") -> dict[str, Any]:
@@ -95,7 +94,7 @@ def test_prices_are_read_and_stored(
             ("p5e.48xlarge", []),
         ):
             stub.add_response("get_products", {"PriceList": products}, expected_request(name))
-        prices = fetch_prices(["p5.48xlarge", "p5e.48xlarge"], "us-east-1", TODAY, client)
+        prices = fetch_prices(["p5.48xlarge", "p5e.48xlarge"], "us-east-1", TODAY)
         stub.assert_no_pending_responses()
     assert [(price.instance, price.usd_per_hour, price.as_of) for price in prices] == [
         ("p5.48xlarge", 51.2, TODAY)
@@ -110,9 +109,9 @@ def test_prices_are_read_and_stored(
     ("code", "error", "message"),
     [
         ("AccessDeniedException", PreflightError, "allow pricing:GetProducts"),
-        ("ExpiredTokenException", PreflightError, "renew the credentials"),
+        ("ExpiredTokenException", PreflightError, "renew the AWS credentials"),
         ("ThrottlingException", TransientError, "try again later"),
-        ("InvalidParameterException", SettingsError, "correct the region"),
+        ("InvalidParameterException", SettingsError, "correct the setting"),
     ],
 )
 def test_an_error_of_the_service_has_a_remedy(
@@ -121,12 +120,13 @@ def test_an_error_of_the_service_has_a_remedy(
     stub = botocore_stub.Stubber(client)
     stub.add_client_error("get_products", code, "refused")
     with stub, pytest.raises(error, match=message):
-        fetch_prices(["p5.48xlarge"], "us-east-1", TODAY, client)
+        fetch_prices(["p5.48xlarge"], "us-east-1", TODAY)
 
 
-def test_an_unknown_machine_type_is_refused_before_a_request(client: Any) -> None:
+@pytest.mark.usefixtures("client")
+def test_an_unknown_machine_type_is_refused_before_a_request() -> None:
     with pytest.raises(SettingsError, match=r"did you mean 'p5\.48xlarge'"):
-        fetch_prices(["p5.48xlarg"], "us-east-1", TODAY, client)
+        fetch_prices(["p5.48xlarg"], "us-east-1", TODAY)
 
 
 @pytest.mark.parametrize(

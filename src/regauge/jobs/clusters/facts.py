@@ -6,19 +6,21 @@ The data is in `kubernetes.csv` and `vendors.csv` in this folder, each row with 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from regauge.machines.catalog import NO_VENDOR, find_efa_interfaces, find_instance, find_vendor
+from regauge.jobs.clusters.settings import ClusterNodes
+from regauge.machines.catalog import (
+    NO_VENDOR,
+    Instance,
+    find_efa_interfaces,
+    find_instance,
+    find_vendor,
+)
 from regauge.system.files import read_csv_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from regauge.jobs.clusters.settings import ClusterNodes
-    from regauge.machines.catalog import Instance
 
 FOLDER = Path(__file__).parent
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regauge import __version__
 from regauge.jobs.clusters.facts import FOLDER
 from regauge.jobs.clusters.rendering import render_text
+from regauge.jobs.clusters.settings import Image, ImageSettings
 from regauge.jobs.lints_job import is_pinned
 from regauge.jobs.lints_tokens import find_token
 from regauge.system.children import run_tool
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import ChildError, PreflightError, SettingsError
 from regauge.system.files import check_absent, read_csv_rows, sha256, write_atomic
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from regauge.jobs.clusters.settings import Image, ImageSettings
 
 DOCKERFILE = "Dockerfile"
 TOOLS = ("docker", "podman", "buildah")

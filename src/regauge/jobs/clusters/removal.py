@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from regauge.jobs.clusters.rendering import render_commands
-from regauge.jobs.clusters.settings import CLUSTER_TAG
+from regauge.jobs.clusters.settings import CLUSTER_TAG, Cluster
 from regauge.jobs.targets import Leftover
 from regauge.jobs.targets._clients import find_client
 from regauge.system.errors import ChildError, PreflightError, TransientError, first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from regauge.jobs.clusters.settings import Cluster
 
 INSTALL_COMMAND = "pip install 'regauge[aws]'"
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from regauge.jobs.clusters.facts import FOLDER, NodeFacts, find_node_facts
+from regauge.jobs.clusters.settings import Cluster
 from regauge.jobs.targets import Document
 from regauge.jobs.targets._kubernetes.volumes import DRIVERS
-from regauge.jobs.targets._templates import render_document
+from regauge.jobs.targets._templates import build_environment, render_document, render_documents
 from regauge.machines.catalog import REGION
 from regauge.monitoring.bundle import list_exporters, read_manifest
 from regauge.system.files import check_absent, write_atomic
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from regauge.jobs.clusters.settings import Cluster
 
 TERRAFORM_FOLDER = "terraform"
 ADDONS = ("vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent", "aws-ebs-csi-driver")
@@ -42,17 +39,8 @@ CLUSTER_USD_PER_HOUR = 0.10
 
 def render_text(template: str, **values: Any) -> str:
     """Render a template from `templates/`, such as a Dockerfile."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 - neither commands nor a Dockerfile are HTML
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(template).render(values)
+    text = (FOLDER / "templates" / template).read_text(encoding="utf-8")
+    return build_environment().from_string(text).render(values)
 
 
 def render_commands(template: str, cluster: Cluster, folder: Path, **values: Any) -> list[str]:
@@ -151,7 +139,7 @@ def build_manifests(cluster: Cluster) -> dict[str, str]:
         manifests |= {f"monitoring-{name}": read_manifest(name) for name in exporters}
     if cluster.file_systems:
         template, files = FOLDER / "templates" / "file_systems.yaml.jinja", cluster.file_systems
-        documents = render_document(template, file_systems=files, drivers=DRIVERS)
+        documents = render_documents(template, file_systems=files, drivers=DRIVERS)
         manifests["file-systems.yaml"] = Document("file-systems.yaml", documents).text
     return manifests
 

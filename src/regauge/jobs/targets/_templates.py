@@ -8,13 +8,13 @@ and so is a mapping or list with only such fields.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from jinja2 import Template
+    from jinja2 import Environment, Template
     from jinja2.runtime import Context
 
 _REFERENCE = re.compile(r"<<(\d+)>>")
@@ -22,8 +22,33 @@ _INSERTED = "inserted_values"
 _EMPTY: tuple[Any, ...] = (None, {}, [], ())
 
 
-def render_document(path: Path, /, **values: Any) -> Any:
-    """Render a template, such as `job.yaml.jinja`, as a JSON-ready value."""
+def render_document(path: Path, /, **values: Any) -> dict[str, Any]:
+    """Render a template, such as `job.yaml.jinja`, as a JSON-ready mapping."""
+    document: dict[str, Any] = _render(path, values)
+    return document
+
+
+def render_documents(path: Path, /, **values: Any) -> list[dict[str, Any]]:
+    """Render a template with a list of JSON-ready mappings."""
+    documents: list[dict[str, Any]] = _render(path, values)
+    return documents
+
+
+def build_environment(finalize: Callable[..., str] | None = None) -> Environment:
+    """Return the Jinja environment for all templates; unknown names are errors."""
+    import jinja2
+
+    return jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        autoescape=False,  # noqa: S701 - it renders no HTML
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _render(path: Path, values: dict[str, Any]) -> Any:
     import yaml
 
     inserted: list[Any] = []
@@ -42,14 +67,7 @@ def _load_template(path: Path) -> Template:
         inserted.append(value)
         return f"<<{len(inserted) - 1}>>"
 
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        finalize=refer,
-        autoescape=False,  # noqa: S701 - YAML is not HTML
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.from_string(path.read_text(encoding="utf-8"))
+    return build_environment(refer).from_string(path.read_text(encoding="utf-8"))
 
 
 def _insert(node: Any, values: list[Any]) -> Any:

@@ -6,8 +6,9 @@ the queue are a CloudFormation stack, which `plan` prints.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from regauge.jobs.targets import (
     COMMON_FIELDS,
@@ -28,17 +29,27 @@ from regauge.jobs.targets._aws_batch.documents import (
     SUBMIT_FILE,
     TAG_PREFIX,
     build_job_definition,
+    build_node_commands,
     build_submit_request,
 )
+from regauge.jobs.targets._aws_batch.jobs import (
+    REGION_KEY,
+    BatchRegion,
+    find_log_stream,
+    read_stream,
+    select_child,
+)
 from regauge.jobs.targets._aws_batch.settings import BatchSettings, BatchStack
-from regauge.jobs.targets._aws_batch.status import find_started, is_final
+from regauge.jobs.targets._aws_batch.stack import build_stack
+from regauge.jobs.targets._aws_batch.status import (
+    build_status,
+    find_started,
+    is_final,
+    list_job_events,
+)
 from regauge.jobs.targets._stage_jobs import join_plans, join_statuses, submit_stages
+from regauge.machines.aws_client import AwsClient
 from regauge.system.errors import RESTART_CODES, SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regauge.jobs.targets._aws_batch.jobs import BatchRegion
 
 USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
 """Job fields contained in the requests, or set by the run file in the image."""
@@ -48,7 +59,6 @@ class AwsBatch(BatchSettings):
     """AWS Batch on EC2: one container per node."""
 
     is_container: ClassVar[bool] = True
-    supports_elastic: ClassVar[bool] = False
     supports_arrays: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
     peer_names: ClassVar[tuple[str, ...]] = ("batch",)
@@ -67,8 +77,6 @@ class AwsBatch(BatchSettings):
         documents = [Document(DEFINITION_FILE, definition), Document(SUBMIT_FILE, request)]
         notes = [_describe_type(job)]
         if self.stack is not None:
-            from regauge.jobs.targets._aws_batch.stack import build_stack
-
             stack = build_stack(job, self, self.stack)
             documents += [Document(name, content) for name, content in stack.items()]
             notes += self._describe_stack(self.stack, job)
@@ -112,14 +120,12 @@ class AwsBatch(BatchSettings):
         return notes
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        from regauge.jobs.targets._aws_batch.rehearsal import build_node_commands
-
         contents = {document.name: document.content for document in plan.documents}
         return build_node_commands(contents[DEFINITION_FILE], contents[SUBMIT_FILE], leader)
 
     def submit(self, plan: LaunchPlan) -> Handle:
         """Register the job definition and submit the job; a refused job leaves nothing behind."""
-        with self._connect(self.region) as region:
+        with BatchRegion(self.region) as region:
 
             def submit_job(plan: LaunchPlan, earlier: list[Handle]) -> Handle:
                 contents = {document.name: document.content for document in plan.documents}
@@ -132,9 +138,7 @@ class AwsBatch(BatchSettings):
             return submit_job(plan, [])
 
     def find_status(self, handle: Handle) -> JobStatus:
-        from regauge.jobs.targets._aws_batch.status import build_status
-
-        with self._connect(handle.context) as region:
+        with BatchRegion(handle.context) as region:
             stages = [
                 (
                     detail.get("tags", {}).get(f"{TAG_PREFIX}stage", ""),
@@ -146,9 +150,7 @@ class AwsBatch(BatchSettings):
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
         """Return job and attempt times."""
-        from regauge.jobs.targets._aws_batch.status import list_job_events
-
-        with self._connect(handle.context) as region:
+        with BatchRegion(handle.context) as region:
             chain = region.describe_chain(handle.job_id)
         return sorted(event for detail in chain for event in list_job_events(detail))
 
@@ -157,10 +159,8 @@ class AwsBatch(BatchSettings):
 
         For a pipeline, this is the log from the last stage that has started.
         """
-        from regauge.jobs.targets._aws_batch.client import AwsClient
-        from regauge.jobs.targets._aws_batch.logs import find_log_stream, read_stream, select_child
-
-        with self._connect(handle.context) as region, AwsClient("logs", handle.context) as logs:
+        address = handle.context
+        with BatchRegion(address) as region, AwsClient("logs", address, REGION_KEY) as logs:
             chain = region.describe_chain(handle.job_id)
             job_id = select_child(find_started(chain), request.rank)
             group, stream = find_log_stream(region.describe(job_id), request.attempt)
@@ -169,7 +169,7 @@ class AwsBatch(BatchSettings):
 
     def cancel(self, handle: Handle) -> None:
         """Cancel a queued job or terminate a running one, with a pipeline's earlier stages."""
-        with self._connect(handle.context) as region:
+        with BatchRegion(handle.context) as region:
             active = [item for item in region.describe_chain(handle.job_id) if not is_final(item)]
             for detail in reversed(active):
                 region.cancel(_select(handle, detail))
@@ -178,16 +178,10 @@ class AwsBatch(BatchSettings):
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         """Deregister the job definition, and list the existing queue and machines."""
-        with self._connect(handle.context) as region:
+        with BatchRegion(handle.context) as region:
             chain = region.describe_chain(handle.job_id)
             jobs = [_select(handle, detail) for detail in reversed(chain)]
             return list(dict.fromkeys(item for job in jobs for item in region.clean_up(job)))
-
-    @staticmethod
-    def _connect(region: str) -> BatchRegion:
-        from regauge.jobs.targets._aws_batch.jobs import BatchRegion
-
-        return BatchRegion(region)
 
 
 def _select(handle: Handle, detail: dict[str, Any]) -> Handle:

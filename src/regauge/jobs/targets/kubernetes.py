@@ -6,29 +6,31 @@ The documents are created with kubectl, and the state of a job is read from the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
-from regauge.jobs.targets import COMMON_FIELDS, Document, Handle, LaunchPlan
+from regauge.jobs.targets import (
+    COMMON_FIELDS,
+    Document,
+    Handle,
+    JobEvent,
+    JobSpec,
+    JobStatus,
+    LaunchPlan,
+    LeaderAddress,
+    Leftover,
+    LogRequest,
+    NodeCommand,
+)
 from regauge.jobs.targets._kubernetes.documents import KINDS, build_documents
+from regauge.jobs.targets._kubernetes.job_client import JobClient
+from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, find_context
+from regauge.jobs.targets._kubernetes.operators import list_node_commands
 from regauge.jobs.targets._kubernetes.pods import build_metadata
 from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 from regauge.jobs.targets._kubernetes.volumes import build_claims, build_config_map
 from regauge.jobs.targets._stage_jobs import RULE
 from regauge.system.errors import RegaugeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from regauge.jobs.targets import (
-        JobEvent,
-        JobSpec,
-        JobStatus,
-        LeaderAddress,
-        Leftover,
-        LogRequest,
-        NodeCommand,
-    )
-    from regauge.jobs.targets._kubernetes.job_client import JobClient
 
 USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
 """Job fields contained in every kind of document."""
@@ -43,7 +45,6 @@ class Kubernetes(KubernetesSettings):
     supports_stages: ClassVar[bool] = True
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        """Return a job's documents; raises SettingsError if Kubernetes cannot run it."""
         api, reason = self._choose_api(job)
         notes = [reason]
         if job.uses_efa and job.machine is not None:
@@ -60,15 +61,10 @@ class Kubernetes(KubernetesSettings):
         )
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the containers that operators start for a plan's documents."""
-        from regauge.jobs.targets._kubernetes.operators import list_node_commands
-
         return list_node_commands(plan, leader)
 
     def submit(self, plan: LaunchPlan) -> Handle:
         """Create the documents; if one is refused, the earlier ones are deleted again."""
-        from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, find_context
-
         cluster = KubectlNamespace(find_context(self.context), self.namespace)
         created: list[str] = []
         for document in plan.documents:
@@ -85,24 +81,19 @@ class Kubernetes(KubernetesSettings):
         return Handle(self.kind, cluster.context, f"{self.namespace}/{kind}/{plan.job.name}")
 
     def find_status(self, handle: Handle) -> JobStatus:
-        """Return a job's state from its conditions and pods."""
-        return _open(handle).find_status()
+        return JobClient.open(handle).find_status()
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
-        """Return events for a job and its pods, oldest first."""
-        return _open(handle).list_events()
+        return JobClient.open(handle).list_events()
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        """Yield a pod's log lines, by default the leader's."""
-        return _open(handle).read_log(request)
+        return JobClient.open(handle).read_log(request)
 
     def cancel(self, handle: Handle) -> None:
-        """Suspend a job, which stops its pods; raises SettingsError if it has already ended."""
-        _open(handle).cancel()
+        JobClient.open(handle).cancel()
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Delete the job first, then its other objects; return the remaining file systems."""
-        return _open(handle).clean_up()
+        return JobClient.open(handle).clean_up()
 
     def _choose_api(self, job: JobSpec) -> tuple[str, str]:
         """Return a job's API and the reason, as one sentence."""
@@ -172,10 +163,3 @@ def _delete_objects(delete: Callable[[str], object], names: list[str]) -> list[s
         except RegaugeError:
             remaining.append(name)
     return remaining
-
-
-def _open(handle: Handle) -> JobClient:
-    """Return a job's client; raises SettingsError for a handle in another form."""
-    from regauge.jobs.targets._kubernetes.job_client import JobClient
-
-    return JobClient.open(handle)

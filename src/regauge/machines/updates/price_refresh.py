@@ -6,20 +6,13 @@ The price list is the boto3 service `pricing`, which answers in us-east-1 for al
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from regauge.machines.aws_client import AwsClient
 from regauge.machines.catalog import CatalogPrice, find_instance
-from regauge.system.errors import (
-    DataError,
-    PreflightError,
-    SettingsError,
-    TransientError,
-    first_line,
-)
+from regauge.system.errors import DataError
 from regauge.system.json_files import parse_object
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 PRICE_LIST_REGION = "us-east-1"
 """Region for the price list's endpoint; it has prices for all regions."""
@@ -32,22 +25,17 @@ FILTERS = {
 }
 """Attributes that select a plain Linux machine paid by the hour."""
 HOUR = "Hrs"
-CREDENTIAL_CODES = ("AccessDenied", "ExpiredToken", "UnrecognizedClient", "InvalidClientTokenId")
-INSTALL_COMMAND = "pip install 'regauge[aws]'"
 
 
-def fetch_prices(
-    instances: Iterable[str], region: str, today: dt.date, client: Any = None
-) -> list[CatalogPrice]:
+def fetch_prices(instances: Iterable[str], region: str, today: dt.date) -> list[CatalogPrice]:
     """Return on-demand prices for machine types in a region; types without one are left out.
 
-    `client` is a boto3 client for the price list. Raises PreflightError without boto3 or
-    credentials, TransientError if the service is unreachable, and SettingsError for an unknown
-    machine type.
+    Raises PreflightError without boto3 or credentials, TransientError if the service is
+    unreachable, and SettingsError for an unknown machine type.
     """
     names = [find_instance(name, "catalog refresh").name for name in instances]
-    client = client or _build_client()
-    prices = [_fetch_price(client, name, region) for name in names]
+    with AwsClient("pricing", PRICE_LIST_REGION, "the region") as client:
+        prices = [_fetch_price(client, name, region) for name in names]
     source = f"AWS price list, {SERVICE}, {region}"
     return [
         CatalogPrice(name, today, price, source, region)
@@ -56,50 +44,15 @@ def fetch_prices(
     ]
 
 
-def _build_client() -> Any:
-    try:
-        import boto3
-        from botocore.exceptions import BotoCoreError
-    except ImportError:
-        problem = "boto3 is not installed, and the price list needs it"
-        raise PreflightError(problem, INSTALL_COMMAND) from None
-    try:
-        return boto3.client("pricing", region_name=PRICE_LIST_REGION)
-    except BotoCoreError as error:
-        problem = f"AWS's price list cannot be read: {first_line(error)}"
-        raise PreflightError(problem, "set AWS_PROFILE or the AWS keys") from None
-
-
-def _fetch_price(client: Any, instance: str, region: str) -> float | None:
+def _fetch_price(client: AwsClient, instance: str, region: str) -> float | None:
     """Return a machine type's USD per hour; None if the region does not have it."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     attributes = {**FILTERS, "instanceType": instance, "regionCode": region}
     filters = [
         {"Type": "TERM_MATCH", "Field": field, "Value": value}
         for field, value in attributes.items()
     ]
-    try:
-        answer = client.get_products(ServiceCode=SERVICE, Filters=filters, MaxResults=100)
-    except ClientError as error:
-        raise _convert_answer(error) from None
-    except BotoCoreError as error:
-        message = f"AWS's price list cannot be read: {first_line(error)}"
-        if "credential" in str(error).lower():
-            raise PreflightError(message, "set AWS_PROFILE or the AWS keys") from None
-        raise TransientError(message, "check the network, then try again") from None
+    answer = client.call("get_products", ServiceCode=SERVICE, Filters=filters, MaxResults=100)
     return read_price(answer, instance)
-
-
-def _convert_answer(error: Any) -> Exception:
-    """Convert an AWS answer that reports a failure."""
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    message = f"the price list of AWS: {first_line(error)}"
-    if code.startswith(CREDENTIAL_CODES):
-        return PreflightError(message, "renew the credentials, and allow pricing:GetProducts")
-    if code.startswith(("Throttl", "InternalError", "ServiceUnavailable")):
-        return TransientError(message, "try again later")
-    return SettingsError(message, "correct the region or the machine type")
 
 
 def read_price(answer: Mapping[str, Any], instance: str) -> float | None:

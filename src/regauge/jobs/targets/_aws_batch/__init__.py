@@ -3,12 +3,9 @@
 | file | content |
 | --- | --- |
 | `settings` | the stack: compute environment, queue, fair share |
-| `documents` | the requests RegisterJobDefinition and SubmitJob |
+| `documents` | the requests RegisterJobDefinition and SubmitJob, and their processes |
 | `container` | a node's container: devices, volumes, limits, secrets |
 | `stack` | the stack, as requests and as a CloudFormation template |
-| `jobs` | submit, describe, cancel and clean up |
-| `client` | AWS calls and their errors |
-| `rehearsal` | the requests' processes, with Batch variables |
+| `jobs` | submit, describe, cancel and clean up; CloudWatch Logs streams |
 | `status` | job state from DescribeJobs |
-| `logs` | CloudWatch Logs streams |
 """

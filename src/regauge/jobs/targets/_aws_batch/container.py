@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regauge.jobs.targets import SHARED_MEMORY_SHARE, JobSpec, Machine
+from regauge.jobs.targets import SHARED_MEMORY_SHARE, JobSpec, Machine, Volume
+from regauge.jobs.targets._aws_batch.settings import BatchSettings
 from regauge.jobs.targets._lustre import LustreSource
 from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import SettingsError
 from regauge.system.files import read_csv_rows
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets import Volume
-    from regauge.jobs.targets._aws_batch.settings import BatchSettings
 
 TEMPLATES = Path(__file__).with_name("templates")
 MEMORY_SHARE = 0.9
@@ -88,7 +85,7 @@ def build_container(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
     memory_mib = _find_memory_mib(machine, target)
     whole_gib = machine.memory_gib or memory_mib / MIB_PER_GIB
     shared_gib = job.shared_memory_gib or whole_gib * SHARED_MEMORY_SHARE
-    container: dict[str, Any] = render_document(
+    return render_document(
         TEMPLATES / "container.yaml.jinja",
         job=job,
         target=target,
@@ -101,7 +98,6 @@ def build_container(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
         environment=_collect_environment(job, machine),
         volumes=[{"name": volume.name, **_build_volume(volume)} for volume in job.volumes],
     )
-    return container
 
 
 def _find_memory_mib(machine: Machine, target: BatchSettings) -> int:

@@ -1,17 +1,15 @@
-"""A job's RegisterJobDefinition and SubmitJob requests, and its tags."""
+"""A job's RegisterJobDefinition and SubmitJob requests, its tags, and the processes they start."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regauge.jobs.targets import JobSpec, LeaderAddress, NodeCommand
 from regauge.jobs.targets._aws_batch.container import TEMPLATES, build_container
+from regauge.jobs.targets._aws_batch.settings import BatchSettings
 from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import RESTART_CODES, SettingsError
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets._aws_batch.settings import BatchSettings
 
 DEFINITION_FILE, SUBMIT_FILE = "register-job-definition.json", "submit-job.json"
 MAX_ARRAY = 10_000
@@ -34,7 +32,7 @@ def build_job_definition(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
     if job.limit_seconds is not None and job.limit_seconds < MIN_SECONDS:
         problem = f"launch.hours = {job.hours:g} is below the minimum of AWS Batch, 60 s"
         raise SettingsError(problem, "set launch.hours to 0.02 or more")
-    definition: dict[str, Any] = render_document(
+    return render_document(
         TEMPLATES / "job_definition.yaml.jinja",
         job=job,
         target=target,
@@ -43,17 +41,13 @@ def build_job_definition(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
         restart_codes=RESTART_CODES,
         tags=build_tags(job),
     )
-    return definition
 
 
 def build_submit_request(job: JobSpec, target: BatchSettings, queue: str) -> dict[str, Any]:
     """Return the SubmitJob request, which names the job definition without a revision."""
     _check_array(job)
     template = TEMPLATES / "submit_job.yaml.jinja"
-    request: dict[str, Any] = render_document(
-        template, job=job, target=target, queue=queue, tags=build_tags(job)
-    )
-    return request
+    return render_document(template, job=job, target=target, queue=queue, tags=build_tags(job))
 
 
 def _check_array(job: JobSpec) -> None:
@@ -96,3 +90,52 @@ def build_tags(job: JobSpec) -> dict[str, str]:
         problem = f"launch.labels has {len(job.labels)} entries, and AWS allows {MAX_TAGS} tags"
         raise SettingsError(problem, "remove some")
     return tags
+
+
+def build_node_commands(
+    definition: dict[str, Any], request: dict[str, Any], leader: LeaderAddress
+) -> list[NodeCommand]:
+    """Return the process that Batch starts for each node or array job, with its variables.
+
+    The rendezvous port comes from `leader`; the main node lacks a variable with its own address.
+    Sources: https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html and
+    https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html.
+    """
+    nodes = definition.get("nodeProperties")
+    size = request.get("arrayProperties", {}).get("size", 1)
+    if nodes is None:
+        container = definition["containerProperties"]
+        array = {"AWS_BATCH_JOB_ARRAY_SIZE": str(size)} if size > 1 else {}
+        variables = [
+            array | ({"AWS_BATCH_JOB_ARRAY_INDEX": str(index)} if array else {})
+            for index in range(size)
+        ]
+    else:
+        container = nodes["nodeRangeProperties"][0]["container"]
+        variables = [
+            build_node_variables(index, nodes, leader.host) | {"MASTER_PORT": str(leader.port)}
+            for index in range(nodes["numNodes"])
+        ]
+    document = {item["name"]: item["value"] for item in container["environment"]}
+    attempt = {"AWS_BATCH_JOB_ID": leader.run_id, "AWS_BATCH_JOB_ATTEMPT": "1"}
+    command = tuple(container["command"])
+    return [
+        NodeCommand(index, command, document | attempt | node)
+        for index, node in enumerate(variables)
+    ]
+
+
+def build_node_variables(index: int, nodes: dict[str, Any], main_address: str) -> dict[str, str]:
+    """Return a node's variables in a multi-node parallel job.
+
+    Only child nodes get the main node's address.
+    """
+    main = nodes["mainNode"]
+    variables = {
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(main),
+        "AWS_BATCH_JOB_NODE_INDEX": str(index),
+        "AWS_BATCH_JOB_NUM_NODES": str(nodes["numNodes"]),
+    }
+    if index != main:
+        variables["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = main_address
+    return variables

@@ -1,13 +1,14 @@
-"""Jobs in an AWS Batch region: submit, describe, cancel, and clean up."""
+"""Jobs in an AWS Batch region: submit, describe, cancel, clean up, and read logs."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Self
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
-from regauge.jobs.targets import Leftover
-from regauge.jobs.targets._aws_batch.client import AwsClient
+from regauge.jobs.targets import Handle, Leftover
 from regauge.jobs.targets._aws_batch.documents import TAG_PREFIX
 from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP
 from regauge.jobs.targets._aws_batch.status import (
@@ -19,18 +20,18 @@ from regauge.jobs.targets._aws_batch.status import (
     is_cancelled,
 )
 from regauge.jobs.targets._job_end import build_active_error, build_ended_error
+from regauge.machines.aws_client import AwsClient
 from regauge.system.errors import RegaugeError, SettingsError
 from regauge.system.log import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regauge.jobs.targets import Handle
 
 _ECR_IMAGE = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[-a-z0-9]+)\.amazonaws\.com/"
     r"(?P<repository>[^:@]+)(?P<separator>[:@])(?P<version>.+)"
 )
+PRICE_KEYS = ("usd-per-machine-hour", "machine-vcpus")
+"""Compute environment tags used to compute the cost."""
+PAUSE_SECONDS = 2.0
+REGION_KEY = "launch.target.region"
 MAX_DESCRIBED = 100
 """Maximum number of jobs per DescribeJobs request."""
 
@@ -38,7 +39,7 @@ MAX_DESCRIBED = 100
 class BatchRegion:
     def __init__(self, region: str) -> None:
         self.region = region
-        self._batch = AwsClient("batch", region)
+        self._batch = AwsClient("batch", region, REGION_KEY)
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +240,7 @@ def check_image(image: str) -> None:
     key = "imageDigest" if match["separator"] == "@" else "imageTag"
     request = {"registryId": match["account"], "repositoryName": match["repository"]}
     try:
-        with AwsClient("ecr", match["region"]) as ecr:
+        with AwsClient("ecr", match["region"], "the region in launch.image") as ecr:
             is_stored = ecr.has_object(
                 "describe_images",
                 "NotFoundException",
@@ -287,9 +288,70 @@ def describe_machines(environment: Detail) -> str:
     return text
 
 
-PRICE_KEYS = ("usd-per-machine-hour", "machine-vcpus")
-"""Compute environment tags used to compute the cost."""
-
-
 def _build_command(region: str, operation: str, arn: str) -> tuple[str, ...]:
     return ("aws", "batch", operation, "--region", region, "--job-definition", arn)
+
+
+def select_child(detail: dict[str, Any], rank: int | None) -> str:
+    """Return the node that runs a rank, or the array job with this index.
+
+    By default this is the main node, or job 0 in the array. Raises SettingsError for other ranks.
+    """
+    names = list_child_names(detail)
+    if not names:
+        return str(detail["jobId"])
+    num_processes = int(detail.get("tags", {}).get(f"{TAG_PREFIX}processes", 1))
+    is_array = "arrayProperties" in detail
+    index = 0 if rank is None else rank // (1 if is_array else num_processes)
+    if not 0 <= index < len(names):
+        highest = len(names) * (1 if is_array else num_processes) - 1
+        problem = f"the job {detail['jobId']} has no rank {rank}"
+        raise SettingsError(problem, f"set --rank to 0 to {highest}")
+    return names[index]
+
+
+def find_log_stream(detail: dict[str, Any], attempt: int | None) -> tuple[str, str]:
+    """Return an attempt's log group and log stream, by default for the last attempt.
+
+    Raises SettingsError without a log stream.
+    """
+    container = detail.get("container", {})
+    options = container.get("logConfiguration", {}).get("options", {})
+    streams = [
+        item.get("container", {}).get("logStreamName") for item in detail.get("attempts", [])
+    ]
+    last = container.get("logStreamName")
+    if last is not None and last not in streams:
+        streams.append(last)
+    number = len(streams) if attempt is None else attempt
+    stream = streams[number - 1] if 1 <= number <= len(streams) else None
+    if stream is None:
+        problem = f"{detail['jobId']} has no log of attempt {number}"
+        if not any(streams):
+            problem = f"{detail['jobId']} has no log: its status is {detail.get('status')}"
+        raise SettingsError(problem, "read its state with 'regauge job status'")
+    return str(options.get("awslogs-group", DEFAULT_LOG_GROUP)), str(stream)
+
+
+def read_stream(
+    logs: AwsClient, group: str, stream: str, *, describe: Callable[[], dict[str, Any]] | None
+) -> Iterator[str]:
+    """Yield a log stream's lines; if `describe` is set, until the job it reads ends."""
+    token: str | None = None
+    has_ended = describe is None
+    while True:
+        request: dict[str, Any] = {"logGroupName": group, "logStreamName": stream}
+        if token is not None:
+            request["nextToken"] = token
+        response = logs.call("get_log_events", **request, startFromHead=True)
+        for event in response["events"]:
+            yield str(event["message"]).rstrip("\n")
+        is_last_page = response["nextForwardToken"] == token or not response["events"]
+        token = response["nextForwardToken"]
+        if not is_last_page:
+            continue
+        if has_ended:
+            return
+        has_ended = describe is not None and describe()["status"] in FINAL_STATUSES
+        if not has_ended:
+            time.sleep(PAUSE_SECONDS)

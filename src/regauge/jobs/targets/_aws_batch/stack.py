@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regauge.jobs.targets import JobSpec
 from regauge.jobs.targets._aws_batch.container import (
     HOST_MOUNTS,
     TEMPLATES,
@@ -16,9 +17,6 @@ from regauge.jobs.targets._aws_batch.documents import TAG_PREFIX
 from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP, BatchSettings, BatchStack
 from regauge.jobs.targets._lustre import LustreSource
 from regauge.jobs.targets._templates import render_document
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets import JobSpec
 
 TEMPLATE_FILE = "batch-stack.json"
 SECRET_ACTIONS = {"secretsmanager": "secretsmanager:GetSecretValue", "ssm": "ssm:GetParameters"}
@@ -92,7 +90,7 @@ def _render_requests(
     """Return the requests; `names` are part names, or references between resources."""
     machine = require_machine(job)
     reservation = stack.capacity_reservation
-    requests: Documents = render_document(
+    requests = render_document(
         TEMPLATES / "stack_requests.yaml.jinja",
         stack=stack,
         names=names,

@@ -5,17 +5,13 @@ Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_JobDetail.html
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from regauge.jobs.targets import JobEvent, JobFailure, JobState, JobStatus, NodeStatus
+from regauge.jobs.targets import Handle, JobEvent, JobFailure, JobState, JobStatus, NodeStatus
 from regauge.jobs.targets._aws_batch.documents import HOST_LOSS, TAG_PREFIX
 from regauge.jobs.targets._times import format_epoch
 from regauge.system.errors import PreemptedError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regauge.jobs.targets import Handle
 
 Detail = dict[str, Any]
 FINAL_STATUSES = ("SUCCEEDED", "FAILED")

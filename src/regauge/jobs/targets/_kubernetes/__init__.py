@@ -8,6 +8,6 @@
 | `volumes` | volumes, claims, and the run file as a ConfigMap |
 | `kubectl` | kubectl commands and their errors |
 | `job_client` | a job's state, events, logs, cancellation and cleanup |
-| `job_status`, `job_set_status` | conditions and pods -> job or pipeline state |
+| `job_status` | conditions and pods -> job or pipeline state |
 | `operators` | the pods that operators create, for a rehearsal |
 """

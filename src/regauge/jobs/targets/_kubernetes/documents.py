@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regauge.jobs.targets import JobSpec
 from regauge.jobs.targets._kubernetes.pods import MAX_HOST_NAME, QUEUE_LABEL, build_pod_template
+from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import RESTART_CODES, PreemptedError, SettingsError
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 
 Object = dict[str, Any]
 KINDS = {
@@ -81,8 +79,7 @@ def _build_job_spec(job: JobSpec, template: Object, **changes: Any) -> Object:
 
 
 def _render(name: str, **values: Any) -> Object:
-    document: Object = render_document(_TEMPLATES / f"{name}.yaml.jinja", **values)
-    return document
+    return render_document(_TEMPLATES / f"{name}.yaml.jinja", **values)
 
 
 def build_pytorch_job(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regauge.jobs.targets import FINAL_STATES, Handle, JobEvent, Leftover
+from regauge.jobs.targets import (
+    FINAL_STATES,
+    Handle,
+    JobEvent,
+    JobStatus,
+    Leftover,
+    LogRequest,
+)
 from regauge.jobs.targets._job_end import build_active_error, build_ended_error
 from regauge.jobs.targets._kubernetes.documents import KINDS
-from regauge.jobs.targets._kubernetes.job_set_status import describe_job_set
-from regauge.jobs.targets._kubernetes.job_status import JobObjects, Object, describe_job, find_index
+from regauge.jobs.targets._kubernetes.job_status import (
+    JobObjects,
+    Object,
+    describe_job,
+    describe_job_set,
+    find_index,
+)
 from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
 from regauge.jobs.targets._kubernetes.pods import (
     CANCELLED,
@@ -21,11 +34,6 @@ from regauge.jobs.targets._kubernetes.pods import (
 )
 from regauge.jobs.targets._kubernetes.volumes import DELETE_COMMANDS
 from regauge.system.errors import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regauge.jobs.targets import JobStatus, LogRequest
 
 JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
 POD_LABELS = {

@@ -1,19 +1,24 @@
-"""Job state from cluster objects: conditions, pods and events."""
+"""Job and pipeline state from cluster objects: conditions, pods and events."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from regauge.jobs.targets import JobFailure, JobStatus, NodeStatus
-from regauge.jobs.targets._kubernetes.pods import CANCELLED, OUTPUT, PRICE, PRICE_DATE, QUEUE_LABEL
+from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, NodeStatus
+from regauge.jobs.targets._kubernetes.pods import (
+    CANCELLED,
+    JOB_NAME,
+    OUTPUT,
+    PRICE,
+    PRICE_DATE,
+    QUEUE_LABEL,
+    STAGE,
+)
+from regauge.jobs.targets._stage_jobs import join_statuses
 from regauge.system.errors import RESTART_CODES, PreemptedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from regauge.jobs.targets import Handle, JobState
 
 Object = dict[str, Any]
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -285,3 +290,43 @@ def _list_containers(pod: Object) -> list[Object]:
 
 def _count_phase(pods: Sequence[Object], phase: str) -> int:
     return sum(_find_phase(pod) == phase for pod in pods)
+
+
+def describe_job_set(handle: Handle, objects: JobObjects, jobs: Sequence[Object]) -> JobStatus:
+    """Return a pipeline's state. `jobs` are the stage Jobs created so far."""
+    by_name = {job["metadata"]["name"]: job for job in jobs}
+    whole = describe_job(handle, objects)
+    stages: list[tuple[str, JobStatus]] = []
+    for entry in objects.job["spec"]["replicatedJobs"]:
+        name = f"{objects.job['metadata']['name']}-{entry['name']}-0"
+        parts = handle.job_id.rsplit("/", 2)
+        stage_handle = handle._replace(job_id="/".join((*parts[:-2], "job", name)))
+        title = entry["template"]["metadata"]["annotations"][STAGE]
+        if name in by_name:
+            pods = [pod for pod in objects.pods if pod["metadata"]["labels"].get(JOB_NAME) == name]
+            status = describe_job(stage_handle, JobObjects(by_name[name], pods, objects.events))
+        else:
+            status = _describe_missing(stage_handle, whole, stages)
+        if whole.state == "cancelled" and not status.is_final:
+            status = replace(status, state="cancelled", reason=whole.reason)
+        stages.append((title, status))
+    status = join_statuses(handle, stages)
+    return replace(
+        status,
+        usd_per_hour=whole.usd_per_hour,
+        price_date=whole.price_date,
+        output=whole.output,
+        submitted_at=whole.submitted_at,
+    )
+
+
+def _describe_missing(
+    handle: Handle, whole: JobStatus, earlier: Sequence[tuple[str, JobStatus]]
+) -> JobStatus:
+    """Return a stage's state before its Job has been created."""
+    if not earlier:
+        return JobStatus(handle, "cancelled" if whole.is_final else "pending", whole.reason)
+    name, previous = earlier[-1]
+    if whole.is_final or previous.state in ("failed", "cancelled"):
+        return JobStatus(handle, "cancelled", f"stage '{name}' has not succeeded")
+    return JobStatus(handle, "pending", f"it waits for stage '{name}'")

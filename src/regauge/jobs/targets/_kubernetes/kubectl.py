@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regauge.jobs.targets._clients import build_client_error, find_client, run_client
 from regauge.system.errors import PreflightError, RegaugeError, SettingsError, TransientError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = "kubectl: https://kubernetes.io/docs/tasks/tools"
 CONTEXT_REMEDY = "set launch.target.context to a context of `kubectl config get-contexts`"

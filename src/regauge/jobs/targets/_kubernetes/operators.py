@@ -11,15 +11,11 @@ A rehearsal starts them as local processes. Variable sources:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from regauge.jobs.targets import NodeCommand
+from regauge.jobs.targets import LaunchPlan, LeaderAddress, NodeCommand
 from regauge.jobs.targets._kubernetes.documents import find_leader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from regauge.jobs.targets import LaunchPlan, LeaderAddress
 
 MASTER_PORT = 23456
 """The training operator's default MASTER_PORT."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regauge.jobs.targets import is_local_folder
+from regauge.jobs.targets import JobSpec, is_local_folder
+from regauge.jobs.targets._kubernetes.settings import PodSettings
 from regauge.jobs.targets._kubernetes.volumes import build_volumes, find_run_file
 from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import SettingsError
 from regauge.system.files import read_csv_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets._kubernetes.settings import PodSettings
 
 PREFIX = "regauge/"
 """Prefix for Regauge annotations and labels."""
@@ -81,7 +77,7 @@ def build_pod_template(
         raise SettingsError(problem, "set it to an image with Regauge, with a tag or digest")
     volumes, mounts = build_volumes(job)
     environment, resources = _build_environment(job), _build_resources(job)
-    template: dict[str, Any] = render_document(
+    return render_document(
         Path(__file__).parent / "templates" / "pod.yaml.jinja",
         job=job,
         pod=settings,
@@ -96,7 +92,6 @@ def build_pod_template(
         volumes=volumes,
         mounts=mounts,
     )
-    return template
 
 
 def _select_nodes(job: JobSpec, settings: PodSettings) -> dict[str, str]:

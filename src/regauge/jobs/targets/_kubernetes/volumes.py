@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regauge.jobs.targets import SHARED_MEMORY_SHARE
+from regauge.jobs.targets import SHARED_MEMORY_SHARE, JobSpec, Volume
 from regauge.jobs.targets._lustre import LustreSource
-from regauge.jobs.targets._templates import render_document
+from regauge.jobs.targets._templates import render_documents
 from regauge.system.errors import SettingsError
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets import JobSpec, Volume
 
 SHARED_MEMORY = "shared-memory"
 SHARED_MEMORY_MOUNT = "/dev/shm"  # noqa: S108 - the mount of POSIX shared memory
@@ -45,12 +42,13 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
     if not _CONFIG_MAP_KEY.fullmatch(name):
         problem = f"'{name}' cannot be a key of a ConfigMap"
         raise SettingsError(problem, "name the run file with letters, digits, '-', '_' and '.'")
-    metadata = {**metadata, "name": name_config_map(job)}
-    data = {name: job.run_file_text}
-    document: dict[str, Any] = render_document(
-        _TEMPLATES / "config_map.yaml.jinja", metadata=metadata, data=data
-    )
-    return document
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**metadata, "name": name_config_map(job)},
+        "data": {name: job.run_file_text},
+        "immutable": True,
+    }
 
 
 def find_run_file(job: JobSpec) -> PurePosixPath:
@@ -101,14 +99,13 @@ def _build_claim(
     volume: Volume, job: JobSpec, metadata: dict[str, Any], region: str | None
 ) -> list[dict[str, Any]]:
     metadata = {**metadata, "name": name_claim(volume, job)}
-    documents: list[dict[str, Any]] = render_document(
+    return render_documents(
         _TEMPLATES / "volume.yaml.jinja",
         metadata=metadata,
         cluster_metadata={key: value for key, value in metadata.items() if key != "namespace"},
         mode="ReadWriteOnce" if volume.kind == "ebs" else "ReadWriteMany",
         csi=_build_csi(volume, region),
     )
-    return documents
 
 
 def name_claim(volume: Volume, job: JobSpec) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from types import ModuleType
+from typing import Any, Self
 
 from regauge.system.errors import (
     PreflightError,
@@ -11,9 +12,6 @@ from regauge.system.errors import (
     TransientError,
     first_line,
 )
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 CONNECT_SECONDS, READ_SECONDS, MAX_TRIES = 10, 60, 3
 MISSING_CREDENTIALS = (
@@ -43,16 +41,20 @@ QUOTA_WORDS = ("limit", "quota", "exceed")
 class AwsClient:
     """A client for one AWS service in one region."""
 
-    def __init__(self, service: str, region: str) -> None:
-        """Create a client; raises PreflightError without boto3, SettingsError for a bad region."""
+    def __init__(self, service: str, region: str, region_key: str) -> None:
+        """Create a client; `region_key` is the setting with the region, for messages.
+
+        Raises PreflightError without boto3, and SettingsError for a bad region.
+        """
         try:
             import boto3
             import botocore.config
             import botocore.exceptions
         except ImportError:
             remedy = "pip install 'regauge[aws]'"
-            raise PreflightError("boto3 is not installed, and AWS Batch needs it", remedy) from None
-        self._service, self._region = service, region
+            problem = f"boto3 is not installed, and calls to AWS {service} need it"
+            raise PreflightError(problem, remedy) from None
+        self._service, self._region, self._region_key = service, region, region_key
         self._exceptions: ModuleType = botocore.exceptions
         config = botocore.config.Config(
             connect_timeout=CONNECT_SECONDS,
@@ -105,10 +107,10 @@ class AwsClient:
         if isinstance(error, self._exceptions.ClientError):
             return self._convert_answer(error, name, operation)
         if isinstance(error, self._exceptions.HTTPClientError | self._exceptions.ConnectionError):
-            remedy = "check the network and launch.target.region, then try again"
+            remedy = f"check the network and {self._region_key}, then try again"
             return TransientError(f"{name} is unreachable: {message}", remedy)
         problem = f"{name} cannot be called: {message}"
-        return SettingsError(problem, "check launch.target.region and the settings of the job")
+        return SettingsError(problem, f"check {self._region_key} and the other settings")
 
     def _convert_answer(self, error: Any, name: str, operation: str) -> RegaugeError:
         answer = error.response.get("Error", {})

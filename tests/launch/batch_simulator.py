@@ -128,7 +128,6 @@ class SimulatedJob:
 
     @property
     def main(self) -> SimulatedNode:
-        """The main node."""
         return self.nodes[0]
 
 
@@ -171,7 +170,6 @@ class BatchSimulator:
     # Operations of the API
 
     def call(self, operation: str, body: Document) -> Document:
-        """Return the answer to a request."""
         self.requests.append((operation, body))
         handler = getattr(self, f"_{operation}", None)
         if handler is None:
@@ -540,13 +538,10 @@ class BatchSimulator:
 
 
 def build_handler(simulator: BatchSimulator) -> type[BaseHTTPRequestHandler]:
-    """Return the HTTP handler of a simulator."""
-
     class Handler(BaseHTTPRequestHandler):
         """Answers requests of the REST JSON protocol, and of the JSON protocol of logs."""
 
         def do_POST(self) -> None:
-            """Answer a request."""
             text = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             body = json.loads(text or b"{}")
             is_log = self.headers.get("X-Amz-Target", "").endswith("GetLogEvents")

@@ -20,7 +20,6 @@ class ClusterWorkplace(Workplace):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the commands, with the configuration of kubectl."""
         assert self.cluster is not None
         return {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
 
@@ -34,7 +33,6 @@ class ClusterWorkplace(Workplace):
         return path
 
     def submit(self, run_file: Path, *arguments: str, verb: str = "train") -> str:
-        """Submit a job; return its handle."""
         return self.launch(run_file, verb, *arguments, "--on", "kubernetes")
 
     def try_submit(self, run_file: Path, *arguments: str, verb: str = "train") -> Answer:

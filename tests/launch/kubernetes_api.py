@@ -108,7 +108,6 @@ class Store:
             ]
 
     def delete(self, resource: str, namespace: str, name: str) -> Object:
-        """Remove an object."""
         with self.lock:
             item = self.find(resource, namespace, name)
             del self.objects[resource, namespace, name]
@@ -166,7 +165,6 @@ class Store:
 
 
 def now() -> str:
-    """Return the time in the format of Kubernetes."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
@@ -195,7 +193,6 @@ class ApiServer:
 
     @property
     def kubeconfig(self) -> Path:
-        """The configuration of kubectl."""
         return self.root / "kubeconfig"
 
     def write_kubeconfig(self) -> Path:
@@ -211,7 +208,6 @@ class ApiServer:
         return self.kubeconfig
 
     def find_pods(self, job: str) -> list[Object]:
-        """Return the pods of a job by their names."""
         pods = self.store.list("pods", **{"regauge/job": job})
         return sorted(pods, key=lambda pod: pod["metadata"]["name"])
 
@@ -250,8 +246,6 @@ def serve_cluster(root: Path) -> Iterator[ApiServer]:
 
 
 class _Server(ThreadingHTTPServer):
-    """The HTTP server of a cluster."""
-
     daemon_threads = True
 
     def __init__(self, cluster: ApiServer) -> None:
@@ -260,8 +254,6 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the requests of kubectl."""
-
     server: _Server
     protocol_version = "HTTP/1.1"
 
@@ -448,7 +440,6 @@ def _prefix(version: str) -> str:
 
 
 def _list_resources(version: str, resources: dict[str, tuple[str, bool]]) -> Object:
-    """Return the resources of a version."""
     verbs = ["create", "delete", "get", "list", "patch", "watch"]
     return {
         "kind": "APIResourceList",

@@ -63,7 +63,6 @@ class Kubelet:
         return path if path.exists() else None
 
     def has_ended(self, pod: Object) -> bool:
-        """Return whether the process of a pod has ended."""
         process = self.processes.get(pod["metadata"]["uid"])
         return process is None or process.poll() is not None
 
@@ -82,7 +81,6 @@ class Kubelet:
             pod["status"] = {"phase": "Failed", "reason": "NodeLost", "conditions": [disruption]}
 
     def kill_all(self) -> None:
-        """Kill the processes of all pods."""
         for process in self.processes.values():
             _kill_family(process)
 
@@ -109,7 +107,6 @@ class Kubelet:
         self._start(pod, container, environment)
 
     def _start(self, pod: Object, container: Object, environment: dict[str, str]) -> None:
-        """Start the process of a pod."""
         replacements = self._build_replacements(pod, container)
         texts = [*container["command"], *container.get("args", [])]
         command = [_replace(text, replacements) for text in texts]
@@ -204,14 +201,12 @@ class Kubelet:
         return path
 
     def _folder(self, pod: Object) -> Path:
-        """Return the folder of a pod."""
         folder = self.root / "pods" / pod["metadata"]["uid"]
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
 
 def _wait(pod: Object, container: Object, reason: str, message: str) -> None:
-    """Report why the container of a pod waits."""
     state = {"waiting": {"reason": reason, "message": message}}
     status = {"name": container["name"], "image": container["image"], "restartCount": 0}
     pod["status"]["containerStatuses"] = [{**status, "state": state}]

@@ -125,7 +125,6 @@ def write_evaluation(folder: Path) -> str:
 
 
 def list_states(status: dict[str, Any]) -> dict[str, str]:
-    """Return the state of each stage by name."""
     return {stage["name"]: stage["state"] for stage in status["stages"]}
 
 

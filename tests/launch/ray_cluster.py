@@ -90,7 +90,6 @@ class LoopbackCluster:
         assert has_started, f"{name} did not start: {self.read_logs()}"
 
     def read_logs(self) -> str:
-        """Return the output of the commands of all nodes."""
         logs = sorted(self.folder.glob("node-*.log"))
         return "\n".join(path.read_text(errors="replace") for path in logs)
 

@@ -73,7 +73,6 @@ def find_core_problems(document: dict[str, Any], version: str = KUBERNETES_VERSI
 
 @cache
 def _load_validator(kind: str, version: str) -> Draft202012Validator:
-    """Return the strict validator of a custom resource."""
     text = (SCHEMAS / RESOURCE_FILES[kind].format(version)).read_text()
     definition = yaml.load(text, Loader=yaml.CSafeLoader)
     (served,) = (item for item in definition["spec"]["versions"] if item["storage"])

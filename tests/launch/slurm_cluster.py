@@ -67,7 +67,6 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMo
 
 
 def find_missing() -> list[str]:
-    """Return the programs of Slurm that are not installed here."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     return [name for name in PROGRAMS if shutil.which(name, path=path) is None]
 
@@ -91,12 +90,10 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the clients."""
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
         return {**os.environ, "SLURM_CONF": str(self.root / "slurm.conf"), "PATH": path}
 
     def run(self, *command: str, is_checked: bool = True) -> str:
-        """Run a client and return its output."""
         process = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, check=False, timeout=60
         )
@@ -132,12 +129,10 @@ class SlurmCluster:
         self.wait(self.is_idle, "idle nodes")
 
     def is_idle(self) -> bool:
-        """Return whether no node is used, starting or down."""
         states = self.run("sinfo", "--noheader", "--Node", "--format=%N %T", is_checked=False)
         return {*states.split("\n")} == {f"{node} idle" for node in NODES}
 
     def start_node(self, node: str) -> None:
-        """Start the slurmd of a node."""
         self._start_daemon(node, "slurmd", "-D", "-N", node)
 
     def kill_node(self, node: str) -> None:
@@ -169,7 +164,6 @@ class SlurmCluster:
     def wait(
         self, condition: Callable[[], object], name: str, seconds: float = WAIT_SECONDS
     ) -> None:
-        """Wait until a condition holds."""
         has_come = wait_for(condition, seconds, poll_seconds=0.1, on_poll=self._check_daemons)
         assert has_come, f"{name} never came: {self.read_logs()}"
 

@@ -83,18 +83,15 @@ def write_run_file(root: Path, **changes: Any) -> Path:
 
 
 def submit(path: Path, verb: str, *overrides: str) -> str:
-    """Submit a verb of a run file; return the handle."""
     output = call("launch", str(path), verb, *overrides, "--on", "aws_batch", "-o", "json")
     return str(json.loads(output)["handle"])
 
 
 def find_job(simulator: BatchSimulator, handle: str) -> SimulatedJob:
-    """Return the job of a handle."""
     return simulator.jobs[handle.rpartition("/")[2]]
 
 
 def read_status(handle: str) -> dict[str, Any]:
-    """Return what `job status --why` prints."""
     document: dict[str, Any] = json.loads(call("job", "status", handle, "--why", "--json"))
     return document
 
@@ -109,7 +106,6 @@ def wait_until(job: SimulatedJob, condition: Callable[[], bool], problem: str) -
 
 
 def list_text_files(root: Path) -> list[Path]:
-    """Return the documents and logs of a test."""
     return [path for path in root.rglob("*") if path.suffix in (".json", ".jsonl", ".log", ".md")]
 
 
@@ -191,17 +187,14 @@ def build_plan(script: str, **changes: Any) -> LaunchPlan:
 
 
 def launch(plan: LaunchPlan) -> Handle:
-    """Submit a plan in this process."""
     return AwsBatch(queue="regauge").submit(plan)
 
 
 def wait_for_end(handle: Handle) -> JobStatus:
-    """Return the status of a job after its end."""
     return wait_for_state(handle, *FINAL_STATES)
 
 
 def wait_for_state(handle: Handle, *states: JobState) -> JobStatus:
-    """Return the status of a job in one of some states."""
     launcher, until = AwsBatch(), time.monotonic() + SECONDS
     while (status := launcher.find_status(handle)).state not in states:
         assert time.monotonic() < until, f"{handle} is {status.state}"

@@ -49,14 +49,12 @@ def create_network() -> tuple[str, str]:
 
 
 def build_target(**settings: Any) -> AwsBatch:
-    """Return a target with a stack in a new network."""
     subnet, group = create_network()
     stack = {"name": "regauge", "subnets": {subnet: "us-east-1a"}, "security_groups": (group,)}
     return AwsBatch(stack=stack | settings)
 
 
 def build_plan(target: AwsBatch, **changes: Any) -> LaunchPlan:
-    """Return the plan of a job on machines without accelerators."""
     values: dict[str, Any] = {
         "name": "run",
         "verb": "train",

@@ -26,7 +26,6 @@ TAG = {"Key": "regauge/cluster", "Value": "trainers"}
 
 
 def build_cluster(**changes: Any) -> Cluster:
-    """Return a cluster with one group of machines."""
     tables = {"cluster": {**TABLE, **changes}}
     return build(ClusterSettings, json.loads(json.dumps(tables))).cluster
 

@@ -57,7 +57,6 @@ def write_wheel(folder: Path) -> Path:
 
 
 def run(*command: str, **variables: str) -> str:
-    """Run a command that must succeed; return its standard output."""
     environment = {**os.environ, **variables}
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert process.returncode == 0, process.stderr
@@ -66,7 +65,6 @@ def run(*command: str, **variables: str) -> str:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
-    """Return the address of a registry."""
     address = f"127.0.0.1:{find_free_port()}"
     config = tmp_path / "registry.yml"
     config.write_text(REGISTRY.format(folder=tmp_path / "registry", address=address))
@@ -100,7 +98,6 @@ def storage(tmp_path: Path, registry: str, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def build_base(folder: Path) -> str:
-    """Build an image of Debian; return its name."""
     root = Path(os.environ.get("REGAUGE_TEST_ROOTFS", folder / "rootfs"))
     if not root.exists():
         options = ("--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root))

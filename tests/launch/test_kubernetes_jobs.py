@@ -27,7 +27,6 @@ ENDLESS: dict[str, Any] = {"stop": {"steps": 100_000}, "execution": {"compile": 
 
 @contextmanager
 def change(target: object, **values: Any) -> Iterator[None]:
-    """Change attributes for the duration of the block."""
     earlier = {name: getattr(target, name) for name in values}
     for name, value in values.items():
         setattr(target, name, value)
@@ -39,7 +38,6 @@ def change(target: object, **values: Any) -> Iterator[None]:
 
 
 def cancel_and_clean_up(workplace: ClusterWorkplace, handle: str) -> None:
-    """Remove a job that has not ended."""
     assert workplace.run("job", "cancel", handle).code == 0
     assert workplace.run("job", "cleanup", handle).code == 0
 
@@ -75,7 +73,6 @@ def test_an_array_that_loses_a_pod_writes_every_record_once(
 
 
 def lost_runs(cluster: ApiServer, name: str) -> bool:
-    """Return whether a pod runs."""
     pods = [pod for pod in cluster.find_pods("array") if pod["metadata"]["name"] == name]
     return bool(pods) and pods[0]["status"]["phase"] == "Running"
 

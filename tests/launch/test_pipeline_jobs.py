@@ -56,7 +56,6 @@ class SlurmPipelines(Workplace):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the commands."""
         assert self.cluster is not None
         return self.cluster.environment
 
@@ -71,13 +70,11 @@ def simulator(tmp_path: Path) -> Iterator[BatchSimulator]:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Return a real cluster."""
     with start_slurm(tmp_path_factory.mktemp("slurm"), proof="pipelines on Slurm") as cluster:
         yield cluster
 
 
 def submit(workplace: Workplace, target: str, run_file: Path, *overrides: str) -> str:
-    """Submit a pipeline; return its handle."""
     return workplace.launch(run_file, "pipeline", *overrides, "--on", target)
 
 
@@ -93,7 +90,6 @@ def wait_for_refusal(workplace: Workplace, handle: str) -> dict[str, str]:
 
 
 def wait_for_success(workplace: Workplace, handle: str) -> None:
-    """Wait until all stages of a pipeline have succeeded."""
     answer = workplace.run("job", "wait", handle, "-o", "json")
     assert answer.code == 0, f"{answer.error}\n{workplace.run('job', 'logs', handle).output}"
     assert set(list_states(answer.document).values()) == {"succeeded"}
@@ -246,7 +242,6 @@ def test_slurm_runs_the_stages_in_order_and_resumes(slurm: SlurmCluster, tmp_pat
 
 
 def list_events(workplace: Workplace, handle: str) -> list[dict[str, Any]]:
-    """Return the events of a job."""
     events: list[dict[str, Any]] = workplace.run("job", "events", handle, "-o", "json").document[
         "events"
     ]

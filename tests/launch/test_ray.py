@@ -63,7 +63,6 @@ def regauge(*arguments: str, code: int = 0) -> str:
 
 
 def read_status(handle: str) -> dict[str, Any]:
-    """Return the status of a job."""
     status: dict[str, Any] = json.loads(regauge("job", "status", handle, "--why", "--json"))
     return status
 
@@ -71,7 +70,6 @@ def read_status(handle: str) -> dict[str, Any]:
 def wait_for_status(
     handle: str, is_reached: Callable[[dict[str, Any]], bool], *, may_fail: bool = False
 ) -> dict[str, Any]:
-    """Wait for a condition on the status of a job; return the status."""
     until = time.monotonic() + WAIT_SECONDS
     while not is_reached(status := read_status(handle)):
         assert time.monotonic() < until, status
@@ -81,7 +79,6 @@ def wait_for_status(
 
 
 def wait_for_state(handle: str, *states: str, may_fail: bool = False) -> dict[str, Any]:
-    """Wait until a job has one of some states; return its status."""
     return wait_for_status(handle, lambda status: status["state"] in states, may_fail=may_fail)
 
 
@@ -100,12 +97,10 @@ def submit(run_file: Path, verb: str) -> str:
 
 
 def wait_for_step(folder: Path, step: int) -> None:
-    """Wait until the metrics of a run contain a step."""
     wait_until(lambda: has_step(folder / "metrics.jsonl", step), f"step {step}")
 
 
 def has_step(path: Path, step: int) -> bool:
-    """Return whether a file of metrics contains a step."""
     texts = path.read_text().splitlines() if path.exists() else []
     return any(json.loads(text).get("step", 0) >= step for text in texts if text.endswith("}"))
 
@@ -204,7 +199,6 @@ def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs."""
     return inspect_process(pid).state not in ("", "Z")
 
 

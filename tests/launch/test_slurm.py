@@ -44,34 +44,28 @@ class SlurmWorkplace(Workplace):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the commands."""
         assert self.cluster is not None
         return self.cluster.environment
 
     def show(self, handle: str) -> str:
-        """Return what the controller knows of a job."""
         assert self.cluster is not None
         return self.cluster.run("scontrol", "--oneliner", "show", "job", find_id(handle))
 
     def read_state(self, handle: str) -> str:
-        """Return the state of a job."""
         return str(self.read_status(handle)["state"])
 
     def wait_for_success(self, handle: str) -> dict[str, Any]:
-        """Wait until a job has succeeded; return its status."""
         answer = self.run("job", "wait", handle, "--timeout", "480", "-o", "json")
         assert answer.code == 0, answer.error + self.read_logs()
         assert answer.document["state"] == "succeeded"
         return answer.document
 
     def read_logs(self) -> str:
-        """Return the ends of the logs of all jobs."""
         paths = sorted(self.root.glob("*.slurm/*.log"))
         return "\n".join(f"{path}:\n{path.read_text()[-1500:]}" for path in paths)
 
 
 def find_id(handle: str) -> str:
-    """Return the number of a job."""
     return handle.rpartition("/")[2]
 
 
@@ -85,13 +79,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a small dataset."""
     return datasets.write_packed(tmp_path_factory.mktemp("data") / "data", 40, 10)
 
 
 @pytest.fixture
 def workplace(cluster: SlurmCluster, data: Path, tmp_path: Path) -> Iterator[SlurmWorkplace]:
-    """Return a folder for jobs of the cluster."""
     workplace = SlurmWorkplace(tmp_path, data, cluster=cluster)
     yield workplace
     sys.stdout.write(workplace.read_logs())  # pytest shows it if the test failed
@@ -248,7 +240,6 @@ def test_an_elastic_job_continues_without_a_lost_node(
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the artifact of a small encoder."""
     model = train_model(tmp_path_factory.mktemp("encoder"))
     return export_run(model, tmp_path_factory.mktemp("exported") / "artifact")
 

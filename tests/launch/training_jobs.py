@@ -43,7 +43,6 @@ class Answer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON document on standard output."""
         document: dict[str, Any] = json.loads(self.output)
         return document
 
@@ -58,7 +57,6 @@ class Workplace:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the commands."""
         return {**os.environ, "XDG_STATE_HOME": str(self.root / "state")}
 
     def write_run(self, name: str = "run", /, **changes: Any) -> Path:
@@ -69,7 +67,6 @@ class Workplace:
         return path
 
     def run(self, *arguments: str) -> Answer:
-        """Run a command of Regauge in the folder."""
         done = subprocess.run(
             [sys.executable, "-m", "regauge", *arguments],
             env=self.environment,
@@ -82,7 +79,6 @@ class Workplace:
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def launch(self, run_file: Path, verb: str, *arguments: str) -> str:
-        """Launch a job on simulated nodes; return its handle."""
         answer = self.run("launch", str(run_file), verb, *arguments, "-o", "json")
         assert answer.code == 0, answer.error
         handle: str = answer.document["handle"]
@@ -90,7 +86,6 @@ class Workplace:
         return handle
 
     def read_status(self, handle: str) -> dict[str, Any]:
-        """Return the status of a job."""
         answer = self.run("job", "status", handle, "--why", "-o", "json")
         assert answer.code == 0, answer.error
         return answer.document
@@ -101,7 +96,6 @@ class Workplace:
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def find_pid(self, handle: str, node: int) -> int:
-        """Return the process of a node in its last attempt."""
         starts = [event for event in self.read_events(handle) if event.get("node") == node]
         return int(starts[-1]["pid"])
 

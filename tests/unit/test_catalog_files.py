@@ -24,7 +24,6 @@ INSTANCES = "name,chip,chips,memory_gib,network_gbit_per_s,source\n"
 
 @pytest.fixture(autouse=True)
 def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the folder of the user's catalog, which is empty."""
     folder = tmp_path / "catalog"
     monkeypatch.setenv("REGAUGE_CATALOG", str(folder))
     catalog.forget_catalog()
@@ -34,8 +33,6 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that writes a CSV file."""
-
     def write_file(text: str) -> Path:
         path = tmp_path / "rows.csv"
         path.write_text(text, encoding="utf-8")

@@ -20,7 +20,6 @@ def _no_user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return the JSON document of a command that succeeds."""
     assert cli.main(["catalog", *arguments, "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer

@@ -55,7 +55,6 @@ GROUPS: dict[str, dict[str, Any]] = {
 
 
 def build_cluster(*groups: str, **changes: Any) -> Cluster:
-    """Return a cluster with some groups of machines."""
     table = {
         "name": "trainers",
         "zones": ("us-east-1a", "us-east-1b"),
@@ -68,7 +67,6 @@ def build_cluster(*groups: str, **changes: Any) -> Cluster:
 
 
 def build_cluster_config(cluster: Cluster) -> dict[str, Any]:
-    """Return the ClusterConfig of a cluster."""
     document: dict[str, Any] = yaml.safe_load(render_files(cluster)["eksctl/cluster.yaml"])
     return document
 
@@ -98,7 +96,6 @@ def test_the_files_equal_the_golden_files() -> None:
 
 
 def find_group(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a group of a ClusterConfig."""
     return next(group for group in document["managedNodeGroups"] if group["name"] == name)
 
 
@@ -205,7 +202,6 @@ def test_terraform_commands_replace_those_of_eksctl() -> None:
 
 
 def write_run_file(folder: Path, **changes: Any) -> Path:
-    """Write a run file with a cluster."""
     groups = [{"name": "p5", **GROUPS["p5"]}]
     table = {"name": "trainers", "zones": ["us-east-1a", "us-east-1b"], "node_groups": groups}
     path = folder / "cluster.json"

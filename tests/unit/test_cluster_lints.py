@@ -20,7 +20,6 @@ RESERVATION = {"capacity_reservation": "cr-0123456789abcdef0"}
 
 
 def build_cluster(group: dict[str, Any], **changes: Any) -> Cluster:
-    """Return a cluster with one group of machines."""
     table = {
         "name": "a",
         "zones": ("us-east-1a", "us-east-1b"),

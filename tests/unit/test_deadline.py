@@ -23,7 +23,6 @@ class ManualClock:
     boot: str = "a"
 
     def read(self) -> ClockReading:
-        """Return the times that the test has set."""
         return ClockReading(date=self.date, uptime=self.uptime, boot=self.boot)
 
 

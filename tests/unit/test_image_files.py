@@ -28,14 +28,12 @@ VARIANTS = tuple(load_variants())
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    """Return a run file."""
     path = tmp_path / "travel.toml"
     path.write_text('[launch]\nimage = "team/regauge:1"\n')
     return path
 
 
 def render(run_file: Path, **changes: object) -> str:
-    """Return the Dockerfile of an image."""
     return render_image(ImageSettings(image=Image.model_validate(changes)), run_file)
 
 

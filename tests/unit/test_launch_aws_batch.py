@@ -76,17 +76,14 @@ def build_target(**settings: Any) -> AwsBatch:
 
 
 def build_plan(settings: dict[str, Any] | None = None, **changes: Any) -> LaunchPlan:
-    """Return the plan of a job."""
     return build_target(**(settings or {})).plan(build_spec(**changes))
 
 
 def read_contents(plan: LaunchPlan) -> Contents:
-    """Return the documents of a plan by name."""
     return {document.name: deepcopy(document.content) for document in plan.documents}
 
 
 def read_container(plan: LaunchPlan) -> Contents:
-    """Return the container of a plan."""
     definition = read_contents(plan)["register-job-definition.json"]
     if "containerProperties" in definition:
         return dict(definition["containerProperties"])
@@ -94,7 +91,6 @@ def read_container(plan: LaunchPlan) -> Contents:
 
 
 def plan_example(name: str) -> LaunchPlan:
-    """Return the plan of an example run file."""
     request, settings = read_request(ROOT / "runs" / f"batch-{name}.toml", "train", ())
     launcher = select_launcher(settings.launch, "aws_batch")
     return plan_job(request, settings.launch, launcher)
@@ -425,12 +421,10 @@ def test_a_plan_imports_neither_torch_nor_boto3() -> None:
 
 
 def lint_codes(plan: LaunchPlan) -> list[str]:
-    """Return the codes of the findings about a plan."""
     return [lint.code for lint in run_lints(plan)]
 
 
 def change(plan: LaunchPlan, edit: Callable[[Contents], None], **changes: Any) -> LaunchPlan:
-    """Return a plan whose documents are edited."""
     contents = read_contents(plan)
     edit(contents)
     documents = tuple(Document(name, content) for name, content in contents.items())
@@ -438,13 +432,10 @@ def change(plan: LaunchPlan, edit: Callable[[Contents], None], **changes: Any) -
 
 
 def edit_retry(**values: Any) -> Callable[[Contents], None]:
-    """Return an edit of the retry strategy."""
     return lambda contents: contents["register-job-definition.json"]["retryStrategy"].update(values)
 
 
 def edit_container(edit: Callable[[Contents], None]) -> Callable[[Contents], None]:
-    """Return an edit of the container of a multi-node job."""
-
     def apply(contents: Contents) -> None:
         nodes = contents["register-job-definition.json"]["nodeProperties"]
         edit(nodes["nodeRangeProperties"][0]["container"])
@@ -622,7 +613,6 @@ def build_detail(status: str, **values: Any) -> Contents:
 def attempt(
     code: int | None = None, reason: str = "Essential container in task exited"
 ) -> Contents:
-    """Return an attempt of a job."""
     container = {} if code is None else {"exitCode": code}
     return {"container": container, "statusReason": reason, "startedAt": 1000, "stoppedAt": 3000}
 
@@ -825,7 +815,6 @@ def test_all_pages_of_a_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set credentials of AWS."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
 

@@ -47,7 +47,6 @@ DL1 = Machine("dl1.24xlarge", "Gaudi1", "Intel/Habana", 8, 4, 96, 768, 13.109, "
 
 
 def build_volume(name: str, mount: str, source: str, kind: str = "claim", **values: Any) -> Volume:
-    """Return a volume of a job."""
     fields = {"name": name, "mount": mount, "source": source, "kind": kind}
     return Volume.model_validate(fields | values)
 
@@ -143,13 +142,11 @@ def build_plan(job: JobSpec = JOB, **settings: Any) -> LaunchPlan:
 
 
 def find_document(plan: LaunchPlan, kind: str) -> dict[str, Any]:
-    """Return the document of a kind."""
     (content,) = (item.content for item in plan.documents if item.content["kind"] == kind)
     return dict(content)
 
 
 def find_container(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the container of the pods of a plan."""
     return dict(find_pod(plan)["containers"][0])
 
 

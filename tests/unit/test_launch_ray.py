@@ -53,7 +53,6 @@ CLUSTER = RayCluster(address="10.0.0.4:8265", gpus=8)
 
 
 def split_entrypoint(plan: LaunchPlan) -> list[str]:
-    """Return the words of the entrypoint."""
     return list(plan.commands[0][plan.commands[0].index("--") + 1 :])
 
 

@@ -46,13 +46,11 @@ def build_spec(**changes: Any) -> JobSpec:
 
 
 def build_array() -> JobSpec:
-    """Return an array of three jobs of `predict`."""
     command = ("/opt/venv/bin/python", "-m", "regauge", "predict", "/data/run.toml")
     return JobSpec("embed", "predict", (*command, "predict.job_count=3"), 1, 1, 1, jobs=3)
 
 
 def render(job: JobSpec, **settings: Any) -> str:
-    """Return the script of a job."""
     return Slurm(**settings).plan(job).documents[0].text
 
 
@@ -238,7 +236,6 @@ class ScriptRun:
         }
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
-        """Start the script."""
         return subprocess.Popen(
             [BASH, "job.sh"],
             cwd=self.folder,
@@ -267,7 +264,6 @@ class ScriptRun:
 
     @property
     def calls(self) -> str:
-        """The calls of Slurm's clients."""
         path = self.folder / "calls"
         return path.read_text() if path.exists() else ""
 

@@ -68,8 +68,6 @@ class Printed:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
-    """Return a function that runs a command line."""
-
     def run(*arguments: str) -> Printed:
         code = cli.main(arguments)
         printed = capsys.readouterr()

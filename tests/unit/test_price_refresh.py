@@ -22,7 +22,6 @@ TODAY = dt.date(2026, 11, 20)
 
 
 def build_product(instance: str, usd: str, unit: str = "Hrs") -> str:
-    """Return a product of the price list, as AWS writes it."""
     sku, term, rate = "5RHA6Q4EXAMPLE", "JRTCKXETXF", "6YS6EN2CT7"
     dimension = {
         "unit": unit,
@@ -68,7 +67,6 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def expected_request(instance: str, region: str = "us-east-1") -> dict[str, Any]:
-    """Return the request for one machine type."""
     attributes = {
         "operatingSystem": "Linux",
         "tenancy": "Shared",

@@ -51,7 +51,6 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def read_failure(folder: Path) -> JobFailure | None:
-    """Return a training run's last failure with rank and node, if any."""
     for path in reversed(list_failures(folder)):
         if document := read_document(path, FailureShape):
             node = document["rank"] // _count_ranks_per_node(folder, document.get("attempt"))

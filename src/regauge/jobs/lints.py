@@ -68,7 +68,6 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def walk_documents(plan: LaunchPlan) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of every leaf in a plan's documents."""
     for document in plan.documents:
         yield from walk(document.content)
 

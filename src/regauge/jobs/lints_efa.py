@@ -48,12 +48,10 @@ def check_variables(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def _selects_efa(name: str, value: str) -> bool:
-    """Return whether a libfabric variable selects or configures EFA."""
     return (name, value) == ("FI_PROVIDER", "efa") or name.startswith("FI_EFA_")
 
 
 def _list_requests(plan: LaunchPlan) -> set[int]:
-    """Return the EFA interface counts requested by the documents' containers."""
     counts: set[int] = set()
     devices: Counter[str] = Counter()
     for document in plan.documents:

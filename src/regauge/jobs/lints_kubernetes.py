@@ -92,7 +92,6 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def list_templates(plan: LaunchPlan) -> list[PodTemplate]:
-    """Return the distinct pod specifications in a plan's documents."""
     templates: list[PodTemplate] = []
     for document in _list_documents(plan):
         for spec in _find_pod_specs(document):

@@ -77,8 +77,6 @@ class RehearsalReport:
 
 
 class _Outcome(NamedTuple):
-    """One run's output folder and times."""
-
     output: Path
     seconds: float
     attempts: int
@@ -151,7 +149,6 @@ class Rehearsal:
         return _Outcome(self._output, seconds, runner.attempt, fault.step, recovery)
 
     def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the documents' processes, with paths on this machine."""
         nodes = self._launcher.list_node_commands(self.plan, leader)
         return [replace(node, command=self._localize(node.command)) for node in nodes]
 
@@ -206,7 +203,6 @@ class _NodeFault:
 def _compare(
     target: str, rehearsal: Rehearsal, outcomes: tuple[_Outcome, _Outcome], lost_node: int
 ) -> RehearsalReport:
-    """Return the report comparing the run without a fault and the run that lost a node."""
     undisturbed, disturbed = outcomes
     folders = [outcome.output for outcome in outcomes]
     difference = compute_max_difference(*(folder / "model" for folder in folders))

@@ -130,7 +130,6 @@ def find_user_folder() -> Path:
 
 
 def load_chips() -> Mapping[str, CatalogChip]:
-    """Return name -> chip."""
     return _load_chips(find_user_folder())
 
 

@@ -88,7 +88,6 @@ def load_kubernetes_versions() -> Mapping[str, VersionSupport]:
 
 @cache
 def load_vendors() -> Mapping[str, VendorSupport]:
-    """Return vendor -> EKS support."""
     rows = read_csv_rows(FOLDER / "vendors.csv")
     return {row["vendor"]: VendorSupport(**row) for row in rows}
 

@@ -195,7 +195,6 @@ def run_commands(commands: list[list[str]]) -> None:
 
 
 def describe_image(settings: ImageSettings, run_file: Path) -> dict[str, Any]:
-    """Return the image, the base image and where it comes from, as JSON-ready values."""
     variant = find_variant(settings.image.variant)
     return {
         "image": resolve_name(settings),

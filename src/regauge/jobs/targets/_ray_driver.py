@@ -123,8 +123,6 @@ class DriverOptions(argparse.Namespace):
 
 @dataclass
 class _Node:
-    """The driver's view of a node in an attempt."""
-
     index: int
     process: Any
     is_actor: bool

@@ -55,12 +55,10 @@ class SlurmRecord:
 
     @property
     def state(self) -> str:
-        """Slurm's state name, such as `PENDING`."""
         return self.fields.get("JobState", "").partition(" ")[0]
 
     @property
     def restarts(self) -> int:
-        """How often Slurm has requeued the job."""
         return int(self.fields.get("Restarts", "0"))
 
     @property

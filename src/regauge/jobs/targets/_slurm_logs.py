@@ -62,7 +62,6 @@ class LogFolder:
         return {int(node): nodes[node] for node in sorted(nodes, key=int)}
 
     def list_files(self) -> list[Path]:
-        """Return all files from the job and its array jobs."""
         pattern = re.compile(rf"{re.escape(self.job)}(_\d+)?(-\d+-\d+)?\.(log|attempts)")
         return sorted(path for path in self.folder.glob("*") if pattern.fullmatch(path.name))
 
@@ -77,7 +76,6 @@ class LogFolder:
         return max(nodes.values(), key=lambda path: path.stat().st_size, default=None)
 
     def read_events(self) -> Iterator[JobEvent]:
-        """Yield the lines written by the job script."""
         for line in read_end(self.script_log).splitlines():
             if match := _EVENT.fullmatch(line):
                 yield JobEvent(match[1], "job script", match[2])

@@ -93,7 +93,6 @@ class AwsBatch(BatchSettings):
         )
 
     def _plan_stages(self, job: JobSpec) -> LaunchPlan:
-        """Return a pipeline's plan: a job definition and a job for each stage."""
         machines = sorted({stage.machine.name for stage in job.stages if stage.machine})
         if self.stack is not None and len(machines) > 1:
             problem = f"the stack has one machine type, and the stages use {', '.join(machines)}"
@@ -149,7 +148,6 @@ class AwsBatch(BatchSettings):
         return join_statuses(handle, stages) if len(stages) > 1 else stages[0][1]
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
-        """Return job and attempt times."""
         with BatchRegion(handle.context) as region:
             chain = region.describe_chain(handle.job_id)
         return sorted(event for detail in chain for event in list_job_events(detail))

@@ -124,7 +124,6 @@ class Kubernetes(KubernetesSettings):
         return ("kubectl", *options, "create", "-f", _name_file(document))
 
     def _describe_restarts(self, job: JobSpec, api: str) -> str:
-        """Return the documents' restart policy, as one sentence."""
         codes = "exit codes 75 and 76"
         if api == "pytorchjob":
             return (

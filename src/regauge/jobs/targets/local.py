@@ -183,7 +183,6 @@ def _list_notes(job: JobSpec) -> tuple[str, ...]:
 
 
 def _describe_restarts(job: JobSpec) -> str:
-    """Return how a node loss is handled, as one or two sentences."""
     attempts = f"at most {job.max_attempts} attempts"
     if job.jobs > 1:
         return f"A lost job starts again by itself, {attempts}; the other jobs continue."
@@ -266,7 +265,6 @@ def _list_nodes(events: list[dict[str, Any]], *, is_alive: bool) -> tuple[NodeSt
 
 
 def _find_failure(folder: JobFolder, node: int | None) -> JobFailure | None:
-    """Return the node that ended a job, with its last log line."""
     if node is None:
         return None
     attempt = next(iter(folder.list_attempts(node)), 1)

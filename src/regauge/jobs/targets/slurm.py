@@ -141,7 +141,6 @@ class Slurm(Launcher):
         )
 
     def _check(self, job: JobSpec) -> None:
-        """Raise SettingsError for a job that Slurm cannot run."""
         check_secret_files(job)
         if job.jobs > 1 and job.max_nodes > 1:
             problem = f"launch.jobs is {job.jobs}, and execution.nodes.count is {job.max_nodes}"
@@ -152,7 +151,6 @@ class Slurm(Launcher):
             raise SettingsError(problem, "remove it, and use the other settings of the target")
 
     def _list_notes(self, job: JobSpec) -> Iterator[str]:
-        """Yield a plan's decisions with their reasons."""
         if job.jobs > 1:
             yield f"an array of {job.jobs} jobs shares the records; each job restarts by itself"
         if job.is_elastic:
@@ -187,7 +185,6 @@ class Slurm(Launcher):
         return f"Slurm requeues the job, and {restart}"
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the script's command per node, with torchrun's variables for the leader."""
         script = plan.documents[0].text
         variables = {**read_environment(script), **build_rendezvous_variables(plan.job, leader)}
         return [
@@ -195,7 +192,6 @@ class Slurm(Launcher):
         ]
 
     def submit(self, plan: LaunchPlan) -> Handle:
-        """Create the log folder and submit the script."""
         _slurm_client.find_program("sbatch")
         partition = _slurm_client.find_partition(self.partition)
         logger.info("%s", self._describe_preemption(partition, plan))
@@ -223,7 +219,6 @@ class Slurm(Launcher):
     def _describe_preemption(
         self, partition: _slurm_client.SlurmPartition, plan: LaunchPlan
     ) -> str:
-        """Return how a preemption affects a job, given the cluster settings."""
         preempt_mode = partition.preempt_mode
         mode = f"PreemptMode of partition {partition.name} is {preempt_mode}"
         if partition.preempt_type == "preempt/none" or "OFF" in preempt_mode:
@@ -360,7 +355,6 @@ class Slurm(Launcher):
 
 
 def _build_status(handle: Handle, records: list[SlurmRecord]) -> JobStatus:
-    """Return the state of a job, or of the last job that continues it."""
     hosts = _slurm_client.list_hosts([record.node_list for record in select_latest(records)])
     return build_status(handle, records, hosts)
 

@@ -216,7 +216,6 @@ def _find_remedy(table: Table, column: str, columns: Sequence[str]) -> str:
 
 
 def _find_stem(column: str) -> tuple[str, ...]:
-    """Return the words in a column name without the unit."""
     words = re.split(r"[^a-z0-9]+", column.lower())
     return tuple(word for word in words if word and word not in UNIT_WORDS)
 

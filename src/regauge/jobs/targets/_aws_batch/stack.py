@@ -119,7 +119,6 @@ def _list_lustre_mounts(job: JobSpec, region: str) -> list[tuple[str, str]]:
 
 
 def _build_stack_tags(job: JobSpec) -> dict[str, str]:
-    """Return a stack's tags: labels, machine type, and the price with a date."""
     machine = require_machine(job)
     price = machine.usd_per_hour
     values = {

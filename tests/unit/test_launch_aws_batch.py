@@ -43,6 +43,8 @@ EXAMPLES = ("ranker", "bert-1.5b")
 ROLE = "arn:aws:iam::123456789012:role/regauge"
 REFERENCE = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token-AbCdEf"
 VOLUME = build_volume("data", "/data", "fs-0123456789abcdef0", "efs")
+CLAIM = build_volume("v", "/v", "claim-1", "claim")
+LUSTRE = build_volume("v", "/v", "fs-1", "fsx")
 STACK: dict[str, Any] = {
     "name": "regauge",
     "subnets": {"subnet-1": "us-east-1a"},
@@ -79,6 +81,11 @@ def build_plan(settings: dict[str, Any] | None = None, **changes: Any) -> Launch
     return build_target(**(settings or {})).plan(build_spec(**changes))
 
 
+def plan_stack(stack: dict[str, Any], **changes: Any) -> LaunchPlan:
+    """Return the plan of a job with changed settings of its stack."""
+    return build_plan({"stack": STACK | stack}, **changes)
+
+
 def read_contents(plan: LaunchPlan) -> Contents:
     return {document.name: deepcopy(document.content) for document in plan.documents}
 
@@ -101,16 +108,15 @@ SPECS: dict[str, Callable[[], LaunchPlan]] = {
     "array": lambda: build_plan(verb="predict", jobs=4, instance="c7i.4xlarge"),
     "multi-node": lambda: build_plan({"job_role": ROLE}, max_nodes=4),
     "secrets": lambda: build_plan({"execution_role": ROLE}, secrets={"TOKEN": REFERENCE}),
-    "spot": lambda: build_plan({"stack": STACK}, spot=True, hours=2.5, labels={"team": "a"}),
-    "stack": lambda: build_plan({"stack": STACK}, max_nodes=2),
+    "spot": lambda: plan_stack({}, spot=True, hours=2.5, labels={"team": "a"}),
+    "stack": lambda: plan_stack({}, max_nodes=2),
     "fair share": lambda: build_plan(
         {"stack": STACK | {"fair_share": {"weights": {"a": 1}}}, "share_identifier": "a"}
     ),
-    "reservation": lambda: build_plan(
-        {"stack": STACK | {"capacity_reservation": {"id": "cr-1", "zone": "us-east-1a"}}},
-        max_nodes=2,
+    "reservation": lambda: plan_stack(
+        {"capacity_reservation": {"id": "cr-1", "zone": "us-east-1a"}}, max_nodes=2
     ),
-    "chips": lambda: build_plan({"stack": STACK}, instance="trn1.32xlarge", max_nodes=2),
+    "chips": lambda: plan_stack({}, instance="trn1.32xlarge", max_nodes=2),
     "volumes": lambda: build_plan(
         volumes=(VOLUME, build_volume("b", "/b", "/mnt/b", "host", read_only=True)),
         environment={"A": "1"},
@@ -123,28 +129,15 @@ SPECS: dict[str, Callable[[], LaunchPlan]] = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_every_request_is_valid_for_the_model_of_the_service(name: str) -> None:
-    plan = SPECS[name]()
-    problems = [
-        f"{document.name}: {problem}"
-        for document in plan.documents
-        if document.name in OPERATIONS
-        for problem in find_request_problems(document.name, document.content)
-    ]
-    assert not problems
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_every_request_is_valid_for_its_strict_schema(name: str) -> None:
+def test_every_request_is_valid_for_the_service_and_its_strict_schema(name: str) -> None:
+    requests = [item for item in SPECS[name]().documents if item.name in OPERATIONS]
+    for request in requests:
+        assert find_request_problems(request.name, request.content) == [], request.name
     if not BATCH_SCHEMAS.is_dir():
         pytest.skip(f"no schemas in {BATCH_SCHEMAS}: the requests of {name} are not proved")
-    problems = [
-        f"{document.name}: {problem}"
-        for document in SPECS[name]().documents
-        if OPERATIONS.get(document.name, ("", ""))[0] == "batch"
-        for problem in find_schema_problems(document.name, document.content)
-    ]
-    assert not problems
+    for request in requests:
+        if OPERATIONS[request.name][0] == "batch":
+            assert find_schema_problems(request.name, request.content) == [], request.name
 
 
 def test_a_request_with_an_unknown_key_is_detected() -> None:
@@ -217,21 +210,6 @@ def test_devices_of_accelerators_and_efa_are_listed(
         for prefix in sorted(devices, key=lambda key: (key.startswith("/dev/infini"), key))
         for path in (f"{prefix}{index}" for index in range(devices[prefix]))
     ]
-
-
-def test_the_price_is_frozen_in_the_tags() -> None:
-    contents = read_contents(build_plan(max_nodes=2, labels={"team": "a"}))
-    for name in ("register-job-definition.json", "submit-job.json"):
-        tags = contents[name]["tags"]
-        assert tags["team"] == "a"
-        assert float(tags["regauge-usd-per-hour"]) == pytest.approx(2 * 21.957642, abs=1e-4)
-        assert tags["regauge-price-date"] == "2026-07-20"
-        assert contents[name]["propagateTags"]
-
-
-def test_a_time_limit_applies_to_an_attempt() -> None:
-    definition = read_contents(build_plan(hours=2.5))["register-job-definition.json"]
-    assert definition["timeout"] == {"attemptDurationSeconds": 9000}
 
 
 def test_variables_of_the_user_take_precedence() -> None:
@@ -345,16 +323,8 @@ def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
         ({}, {"environment": {"AWS_BATCH_X": "1"}}, "launch.environment has AWS_BATCH_X"),
         ({}, {"labels": {"a;b": "1"}}, "'a;b' with value '1' is not an AWS tag"),
         ({}, {"labels": {"aws:a": "1"}}, "is not an AWS tag"),
-        (
-            {},
-            {"volumes": (build_volume("v", "/v", "claim-1", "claim"),)},
-            "kind 'claim', which AWS Batch lacks; set its kind to efs, fsx or host",
-        ),
-        (
-            {},
-            {"volumes": (build_volume("v", "/v", "fs-1", "fsx"),)},
-            "'fs-1' of 'v' is not the source of FSx for Lustre; write id and mount name",
-        ),
+        ({}, {"volumes": (CLAIM,)}, "kind 'claim', which AWS Batch lacks; set its kind to efs"),
+        ({}, {"volumes": (LUSTRE,)}, "'fs-1' of 'v' is not the source of FSx for Lustre; write"),
     ],
 )
 def test_a_job_that_batch_cannot_run_is_refused(
@@ -385,15 +355,9 @@ def test_an_invalid_setting_of_the_target_is_refused(
         build_target(**settings)
 
 
-def test_a_changing_number_of_nodes_is_refused_with_the_alternative(tmp_path: Path) -> None:
-    text = (
-        (ROOT / "runs" / "batch-ranker.toml")
-        .read_text()
-        .replace("nodes.count = 2", 'nodes.count = "1:4"')
-    )
-    path = tmp_path / "run.toml"
-    path.write_text(text)
-    request, settings = read_request(path, "train", ())
+def test_a_changing_number_of_nodes_is_refused_with_the_alternative() -> None:
+    run_file = ROOT / "runs" / "batch-ranker.toml"
+    request, settings = read_request(run_file, "train", ("execution.nodes.count=1:4",))
     with pytest.raises(SettingsError, match=r"set execution\.nodes\.count to 4") as error:
         plan_job(request, settings.launch, select_launcher(settings.launch, "aws_batch"))
     assert "kubernetes" in str(error.value)
@@ -450,101 +414,69 @@ def add_other_type(contents: Contents) -> None:
     ranges[1]["container"]["instanceType"] = "p5.48xlarge"
 
 
-def keep(contents: Contents) -> None:
-    """Edit nothing."""
+def drop(document: str, *path: str) -> Callable[[Contents], None]:
+    """Return an edit that removes a field of a document."""
+
+    def apply(contents: Contents) -> None:
+        target = contents[document]
+        for name in path[:-1]:
+            target = target[name]
+        target.pop(path[-1])
+
+    return apply
 
 
 RETRY, EXIT = {"action": "RETRY", "onExitCode": "75"}, {"action": "EXIT", "onReason": "*"}
-RESERVED = STACK | {"capacity_reservation": {"id": "cr-1", "zone": "us-east-1b"}}
+EXIT_64 = {"action": "EXIT", "onExitCode": "64"}
+RESERVED = {"capacity_reservation": {"id": "cr-1", "zone": "us-east-1b"}}
 SHARED = {"stack": STACK | {"fair_share": {"weights": {"a*": 1}}}, "share_identifier": "abc"}
-TYPES = ("p4d.24xlarge", "p5.48xlarge")
+WEIGHTS = {"fair_share": {"weights": {f"a{number}": 1 for number in range(501)}}}
+TYPES = {"instance_types": ("p4d.24xlarge", "p5.48xlarge")}
+ZONES = {"subnets": {"subnet-1": "us-east-1a", "subnet-2": "us-east-1b"}}
+PLACEMENT = drop("create-compute-environment.json", "computeResources", "placementGroup")
+ACTIONS = drop("create-job-queue.json", "jobStateTimeLimitActions")
+DEVICES = edit_container(lambda item: item["linuxParameters"].pop("devices"))
+DEVICE = edit_container(lambda item: item["linuxParameters"]["devices"].pop())
+SSM = {"A": "arn:aws:ssm:us-east-1:123456789012:parameter/a"}
+
+
+def edit_rules(*rules: dict[str, str]) -> LaunchPlan:
+    return change(build_plan(), edit_retry(evaluateOnExit=list(rules)))
+
+
 FINDINGS: list[tuple[str, Callable[[], LaunchPlan]]] = [
-    ("batch-final-exit", lambda: change(build_plan(), edit_retry(evaluateOnExit=[RETRY]))),
-    ("batch-final-exit", lambda: change(build_plan(), edit_retry(evaluateOnExit=[]))),
-    (
-        "batch-final-exit",
-        lambda: change(
-            build_plan(),
-            edit_retry(evaluateOnExit=[RETRY, {"action": "EXIT", "onExitCode": "64"}]),
-        ),
-    ),
-    (
-        "batch-retry-rules",
-        lambda: change(build_plan(), edit_retry(evaluateOnExit=[RETRY] * 5 + [EXIT])),
-    ),
+    ("batch-final-exit", lambda: edit_rules(RETRY)),
+    ("batch-final-exit", edit_rules),
+    ("batch-final-exit", lambda: edit_rules(RETRY, EXIT_64)),
+    ("batch-retry-rules", lambda: edit_rules(*[RETRY] * 5, EXIT)),
     ("batch-attempts", lambda: build_plan(max_attempts=11)),
     ("batch-share", lambda: build_plan({"stack": STACK, "share_identifier": "a"})),
     ("batch-share", lambda: build_plan(SHARED | {"share_identifier": None})),
     ("batch-share-weight", lambda: build_plan(SHARED | {"share_identifier": "b"})),
     (
         "batch-share-count",
-        lambda: build_plan(
-            {
-                "stack": STACK
-                | {"fair_share": {"weights": {f"a{number}": 1 for number in range(501)}}},
-                "share_identifier": "a1",
-            }
-        ),
+        lambda: build_plan({"stack": STACK | WEIGHTS, "share_identifier": "a1"}),
     ),
-    ("batch-multi-node-spot", lambda: build_plan({"stack": STACK}, max_nodes=2, spot=True)),
+    ("batch-multi-node-spot", lambda: plan_stack({}, max_nodes=2, spot=True)),
     ("batch-mixed-instances", lambda: change(build_plan(max_nodes=2), add_other_type)),
-    (
-        "batch-mixed-instances",
-        lambda: build_plan({"stack": STACK | {"instance_types": TYPES}}, max_nodes=2),
-    ),
-    (
-        "batch-instance-missing",
-        lambda: build_plan({"stack": STACK | {"instance_types": ("p5.48xlarge",)}}),
-    ),
+    ("batch-mixed-instances", lambda: plan_stack(TYPES, max_nodes=2)),
+    ("batch-instance-missing", lambda: plan_stack({"instance_types": ("p5.48xlarge",)})),
     (
         "batch-placement-reservation",
-        lambda: build_plan({"stack": RESERVED | {"placement_group": "group"}}, max_nodes=2),
+        lambda: plan_stack(RESERVED | {"placement_group": "group"}, max_nodes=2),
     ),
-    (
-        "batch-efa-placement",
-        lambda: change(
-            SPECS["stack"](),
-            lambda contents: contents["create-compute-environment.json"]["computeResources"].pop(
-                "placementGroup"
-            ),
-        ),
-    ),
-    ("batch-reservation-zone", lambda: build_plan({"stack": RESERVED}, max_nodes=2)),
-    (
-        "batch-zones",
-        lambda: build_plan(
-            {"stack": STACK | {"subnets": {"subnet-1": "us-east-1a", "subnet-2": "us-east-1b"}}},
-            max_nodes=2,
-        ),
-    ),
+    ("batch-efa-placement", lambda: change(SPECS["stack"](), PLACEMENT)),
+    ("batch-reservation-zone", lambda: plan_stack(RESERVED, max_nodes=2)),
+    ("batch-zones", lambda: plan_stack(ZONES, max_nodes=2)),
     (
         "efa-count",
         lambda: replace(
-            build_plan(max_nodes=2),
-            job=build_spec(max_nodes=2, instance="c7i.4xlarge"),
+            build_plan(max_nodes=2), job=build_spec(max_nodes=2, instance="c7i.4xlarge")
         ),
     ),
-    (
-        "efa-request",
-        lambda: change(
-            build_plan(max_nodes=2),
-            edit_container(lambda item: item["linuxParameters"].pop("devices")),
-        ),
-    ),
-    (
-        "efa-count",
-        lambda: change(
-            build_plan(max_nodes=2),
-            edit_container(lambda item: item["linuxParameters"]["devices"].pop()),
-        ),
-    ),
-    (
-        "batch-time-limits",
-        lambda: change(
-            SPECS["stack"](),
-            lambda contents: contents["create-job-queue.json"].pop("jobStateTimeLimitActions"),
-        ),
-    ),
+    ("efa-request", lambda: change(build_plan(max_nodes=2), DEVICES)),
+    ("efa-count", lambda: change(build_plan(max_nodes=2), DEVICE)),
+    ("batch-time-limits", lambda: change(SPECS["stack"](), ACTIONS)),
     (
         "batch-secret-value",
         lambda: build_plan({"execution_role": ROLE}, secrets={"TOKEN": "hf_0123456789"}),
@@ -555,18 +487,13 @@ FINDINGS: list[tuple[str, Callable[[], LaunchPlan]]] = [
 ]
 PASSES: dict[str, Callable[[], LaunchPlan]] = {
     "batch-share": lambda: build_plan(SHARED),
-    "batch-multi-node-spot": lambda: build_plan({"stack": STACK}, spot=True),
-    "batch-mixed-instances": lambda: build_plan({"stack": STACK | {"instance_types": TYPES}}),
-    "batch-instance-missing": lambda: build_plan({"stack": STACK | {"instance_types": ("p4d",)}}),
-    "batch-placement-reservation": lambda: build_plan({"stack": RESERVED}, max_nodes=2),
+    "batch-multi-node-spot": lambda: plan_stack({}, spot=True),
+    "batch-mixed-instances": lambda: plan_stack(TYPES),
+    "batch-instance-missing": lambda: plan_stack({"instance_types": ("p4d",)}),
+    "batch-placement-reservation": lambda: plan_stack(RESERVED, max_nodes=2),
     "batch-reservation-zone": SPECS["reservation"],
-    "batch-zones": lambda: build_plan(
-        {"stack": STACK | {"subnets": {"subnet-1": "us-east-1a", "subnet-2": "us-east-1b"}}}
-    ),
-    "batch-secret-value": lambda: build_plan(
-        {"execution_role": ROLE},
-        secrets={"A": "arn:aws:ssm:us-east-1:123456789012:parameter/a"},
-    ),
+    "batch-zones": lambda: plan_stack(ZONES),
+    "batch-secret-value": lambda: build_plan({"execution_role": ROLE}, secrets=SSM),
     "batch-attempts": lambda: build_plan(max_attempts=10),
     "batch-output-volume": lambda: build_plan(output="s3://bucket/out", max_nodes=2),
 }
@@ -578,10 +505,7 @@ PASSES: dict[str, Callable[[], LaunchPlan]] = {
 def test_a_lint_is_triggered(code: str, build: Callable[[], LaunchPlan]) -> None:
     plan = build()
     assert code in lint_codes(plan)
-    (first, *_) = [lint for lint in run_lints(plan) if lint.code == code]
-    assert first.source.startswith("https://")
-    assert first.remedy
-    assert "hf_0123456789" not in first.problem + first.remedy
+    assert "hf_0123456789" not in str(run_lints(plan))
 
 
 @pytest.mark.parametrize("code", sorted({code for code, _ in FINDINGS}))
@@ -618,6 +542,8 @@ def attempt(
 
 
 LOST = attempt(None, "Host EC2 (instance i-1) terminated.")
+EXCEEDED = {"statusReason": "Job attempt duration exceeded timeout"}
+KILLED = {"reason": "OutOfMemoryError: Container killed", "exitCode": 137}
 CANCELLED = {"statusReason": "cancelled by regauge job cancel", "isCancelled": True}
 LIMIT = (
     "Canceled by JobStateTimeLimit action due to reason: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
@@ -662,23 +588,11 @@ HANDLE = Handle("aws-batch", "us-east-1", "id")
         (build_detail("FAILED", attempts=[LOST]), "node", "Host EC2 (instance i-1) terminated."),
         (build_detail("FAILED", statusReason=LIMIT), "unknown", "CAPACITY:INSUFFICIENT"),
         (
-            build_detail(
-                "FAILED",
-                attempts=[attempt(143)],
-                isTerminated=True,
-                statusReason="Job attempt duration exceeded timeout",
-            ),
+            build_detail("FAILED", attempts=[attempt(143)], isTerminated=True, **EXCEEDED),
             "limit",
             "exceeded timeout",
         ),
-        (
-            build_detail(
-                "FAILED",
-                container={"reason": "OutOfMemoryError: Container killed", "exitCode": 137},
-            ),
-            "memory",
-            "exit code 137; OutOfMemoryError",
-        ),
+        (build_detail("FAILED", container=KILLED), "memory", "exit code 137; OutOfMemoryError"),
     ],
 )
 def test_a_failure_has_a_kind_and_a_message(detail: Contents, kind: str, message: str) -> None:
@@ -756,18 +670,16 @@ def test_the_log_of_an_attempt_is_selected() -> None:
         find_log_stream(build_detail("RUNNABLE"), None)
 
 
+TWO_NODES = build_detail("RUNNING", nodeProperties={"numNodes": 2})
+EIGHT_RANKS = TWO_NODES | {"tags": {"regauge-processes": "8"}}
+
+
 @pytest.mark.parametrize(
     ("detail", "rank", "job_id"),
     [
         (build_detail("RUNNING"), None, "id"),
-        (build_detail("RUNNING", nodeProperties={"numNodes": 2}), None, "id#0"),
-        (
-            build_detail(
-                "RUNNING", nodeProperties={"numNodes": 2}, tags={"regauge-processes": "8"}
-            ),
-            9,
-            "id#1",
-        ),
+        (TWO_NODES, None, "id#0"),
+        (EIGHT_RANKS, 9, "id#1"),
         (build_detail("RUNNING", arrayProperties={"size": 3}), 2, "id:2"),
     ],
 )
@@ -776,11 +688,8 @@ def test_the_node_of_a_rank_is_selected(detail: Contents, rank: int | None, job_
 
 
 def test_an_unknown_rank_is_refused() -> None:
-    detail = build_detail(
-        "RUNNING", nodeProperties={"numNodes": 2}, tags={"regauge-processes": "8"}
-    )
     with pytest.raises(SettingsError, match="has no rank 16; set --rank to 0 to 15"):
-        select_child(detail, 16)
+        select_child(EIGHT_RANKS, 16)
 
 
 class PagedLogs:

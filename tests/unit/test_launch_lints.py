@@ -258,4 +258,7 @@ def test_every_check_is_used_and_in_the_table_of_a_page() -> None:
     rules = lints.load_rules()
     assert not [name for name in rules if f"`{name}`" not in table]
     assert set(re.findall(r'build_lint\(\s*"([-a-z0-9]+)"', code)) == set(rules)
-    assert all(rule["source"].startswith(("https://", "{source}")) for rule in rules.values())
+    for rule in rules.values():
+        assert rule["problem"]
+        assert rule["remedy"]
+        assert rule["source"].startswith(("https://", "{source}"))

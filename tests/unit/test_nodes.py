@@ -55,22 +55,6 @@ def test_a_single_node_has_no_topology() -> None:
     assert resolve_topology(Nodes(), FOLDER, {"PET_NNODES": "1"}) is None
 
 
-def test_the_variables_of_an_operator_are_used() -> None:
-    topology = resolve_topology(Nodes(), FOLDER, OPERATOR)
-    assert topology is not None
-    assert (topology.min_nodes, topology.max_nodes) == (2, 4)
-    assert (topology.backend, topology.name) == ("c10d", "job")
-    assert topology.endpoint == "job-worker-0:23456"
-
-
-def test_the_run_file_overrides_the_operator() -> None:
-    nodes = Nodes(count=3, rendezvous="etcd", endpoint="[::1]")
-    topology = resolve_topology(nodes, FOLDER, OPERATOR)
-    assert topology is not None
-    assert (topology.min_nodes, topology.max_nodes, topology.backend) == (3, 3, "etcd")
-    assert (topology.host, topology.port, topology.endpoint) == ("::1", 2379, "[::1]:2379")
-
-
 @pytest.mark.parametrize(
     ("host", "is_local"), [("127.0.0.1", True), ("127.0.0.9", False), ("localhost", True)]
 )
@@ -94,15 +78,6 @@ SLURM_STEP = {
 }
 
 
-def test_the_rendezvous_of_a_slurm_step_is_on_its_first_node() -> None:
-    topology = resolve_topology(Nodes(count=2), FOLDER, SLURM_STEP)
-    assert topology is not None
-    assert topology.host == "gpu07"
-    assert is_whole_node(Nodes(count=2), SLURM_STEP)
-    assert not is_whole_node(Nodes(), SLURM_STEP)
-    assert not is_whole_node(Nodes(count=2), {"LOCAL_RANK": "0"})
-
-
 BATCH = {
     "AWS_BATCH_JOB_ID": "0123#1",
     "AWS_BATCH_JOB_ATTEMPT": "2",
@@ -118,13 +93,39 @@ BATCH_MAIN = {
 }
 
 
-def test_the_nodes_of_a_batch_job_meet_at_its_main_node() -> None:
-    topology = resolve_topology(Nodes(), FOLDER, BATCH)
+@pytest.mark.parametrize(
+    ("nodes", "environment", "limits", "endpoint", "name"),
+    [
+        (Nodes(), OPERATOR, (2, 4), "job-worker-0:23456", "job"),
+        (Nodes(count=2, endpoint="node-0:7"), BATCH, (2, 2), "node-0:7", "0123-2"),
+        (Nodes(), BATCH, (4, 4), "10.0.0.7:29400", "0123-2"),
+    ],
+)
+def test_the_nodes_meet_at_the_address_of_their_scheduler(
+    nodes: Nodes, environment: dict[str, str], limits: tuple[int, int], endpoint: str, name: str
+) -> None:
+    topology = resolve_topology(nodes, FOLDER, environment)
     assert topology is not None
-    assert (topology.min_nodes, topology.max_nodes, topology.backend) == (4, 4, "c10d")
-    assert topology.endpoint == "10.0.0.7:29400"
-    assert topology.name == "0123-2"
-    assert not topology.replaces_nodes
+    assert (topology.min_nodes, topology.max_nodes, topology.backend) == (*limits, "c10d")
+    assert (topology.endpoint, topology.name) == (endpoint, name)
+    assert topology.replaces_nodes == (environment is not BATCH)
+
+
+def test_the_run_file_overrides_the_operator() -> None:
+    nodes = Nodes(count=3, rendezvous="etcd", endpoint="[::1]")
+    topology = resolve_topology(nodes, FOLDER, OPERATOR)
+    assert topology is not None
+    assert (topology.min_nodes, topology.max_nodes, topology.backend) == (3, 3, "etcd")
+    assert (topology.host, topology.port, topology.endpoint) == ("::1", 2379, "[::1]:2379")
+
+
+def test_the_nodes_of_a_slurm_step_meet_at_the_first_one() -> None:
+    topology = resolve_topology(Nodes(count=2), FOLDER, SLURM_STEP)
+    assert topology is not None
+    assert topology.host == "gpu07"
+    assert is_whole_node(Nodes(count=2), SLURM_STEP)
+    assert not is_whole_node(Nodes(), SLURM_STEP)
+    assert not is_whole_node(Nodes(count=2), {"LOCAL_RANK": "0"})
 
 
 def test_the_main_node_of_a_batch_job_uses_its_own_address() -> None:
@@ -133,13 +134,6 @@ def test_the_main_node_of_a_batch_job_uses_its_own_address() -> None:
     assert topology.endpoint == f"{find_local_address()}:1234"
     assert topology.is_endpoint_local()
     assert topology.name == "0123-2"
-
-
-def test_the_run_file_overrides_the_variables_of_batch() -> None:
-    nodes = Nodes(count=2, endpoint="node-0:7")
-    topology = resolve_topology(nodes, FOLDER, BATCH)
-    assert topology is not None
-    assert (topology.max_nodes, topology.endpoint) == (2, "node-0:7")
 
 
 def test_a_batch_job_of_one_node_has_no_topology() -> None:
@@ -165,12 +159,6 @@ def test_nodes_wait_briefly_for_a_node_that_is_not_replaced(
     launcher = RendezvousLauncher(topology, settings, FOLDER)
     launcher._previous_attempt = attempt
     assert launcher._find_join_seconds() == seconds
-
-
-def test_lost_nodes_of_other_launchers_may_be_replaced() -> None:
-    topology = resolve_topology(Nodes(), FOLDER, OPERATOR)
-    assert topology is not None
-    assert topology.replaces_nodes
 
 
 @pytest.mark.parametrize(("count", "is_node"), [(2, True), (None, False)])

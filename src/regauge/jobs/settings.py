@@ -10,11 +10,19 @@ from typing import Annotated, Self
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from regauge.config import Settings, choice_of
+from regauge.config.validation import require_pattern
 from regauge.jobs.targets import Launcher, Volume
 
 MAX_NAME = 63
 """Maximum RFC 1035 label length, in characters."""
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+Label = Annotated[
+    str,
+    require_pattern(
+        _LABEL,
+        "an RFC 1035 label; write at most 63 lowercase letters, digits and hyphens, a letter first",
+    ),
+]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -55,7 +63,7 @@ class NodeSettings(Settings):
 class Launch(NodeSettings):
     """A launched job: nodes, limits, and settings for each target."""
 
-    name: str | None = None
+    name: Label | None = None
     """Job name; by default the run file name."""
     jobs: int = Field(default=1, ge=1)
     """Number of array jobs that share the `predict` work."""
@@ -67,14 +75,6 @@ class Launch(NodeSettings):
     """Labels or tags for the job and all resources created for it."""
     target: tuple[Annotated[SerializeAsAny[Launcher], choice_of("launchers")], ...] = ()
     """Target settings, at most one table per kind; `--on` selects one."""
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str | None) -> str | None:
-        if value is not None and not is_job_name(value):
-            remedy = "write at most 63 lowercase letters, digits and hyphens, a letter first"
-            raise ValueError(f"{value!r} is not an RFC 1035 label; {remedy}")
-        return value
 
     @model_validator(mode="after")
     def _check_unique(self) -> Self:
@@ -92,4 +92,4 @@ class LaunchSettings(Settings):
 
 def is_job_name(text: str) -> bool:
     """Return whether a text is a lowercase RFC 1035 label."""
-    return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
+    return re.fullmatch(_LABEL, text) is not None

@@ -7,26 +7,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from regauge.config import Settings
-from regauge.jobs.settings import Launch, is_job_name
+from regauge.config.validation import require_pattern
+from regauge.jobs.settings import Label, Launch
 
 CLUSTER_TAG = "regauge/cluster"
 """Tag with the cluster name, on everything created for the cluster."""
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
+Version = Annotated[str, require_pattern(r"\d+\.\d+\.\d+", "a version; write it as 1.9.3")]
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
-
-
-def _check_label(value: str) -> str:
-    if not is_job_name(value):
-        remedy = "write at most 63 lowercase letters, digits and hyphens, a letter first"
-        raise ValueError(f"{value!r} is not an RFC 1035 label; {remedy}")
-    return value
-
-
-Label = Annotated[str, AfterValidator(_check_label)]
-"""An RFC 1035 label."""
 
 
 class ClusterNodes(Settings):
@@ -91,22 +81,15 @@ class ClusterFiles(Settings):
 class ClusterComponents(Settings):
     """Software to install in a cluster."""
 
-    etcd: str | None = None
+    etcd: Version | None = None
     """etcd server version for elastic jobs, such as `3.5.25`; by default not installed."""
-    training_operator: str | None = "1.9.3"
+    training_operator: Version | None = "1.9.3"
     """Kubeflow training operator version, for elastic jobs; unset leaves it out."""
-    trainer: str | None = "2.2.1"
+    trainer: Version | None = "2.2.1"
     """Kubeflow Trainer version, for jobs with a fixed size; unset leaves it out."""
     monitoring: tuple[Literal["exporters", "cloudwatch"], ...] = ()
     """Machine metrics: device exporters with htop and nvtop, or CloudWatch Container Insights,
     which AWS charges for."""
-
-    @field_validator("etcd", "training_operator", "trainer")
-    @classmethod
-    def _check_version(cls, value: str | None) -> str | None:
-        if value is not None and not _VERSION.fullmatch(value):
-            raise ValueError(f"{value!r} is not a version; write it as 1.9.3")
-        return value
 
 
 class Cluster(ClusterComponents):

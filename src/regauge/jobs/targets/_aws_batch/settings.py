@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from regauge.config import Settings
+from regauge.config.validation import require_pattern
 from regauge.jobs.targets import Launcher
 
 AllocationStrategy = Literal[
@@ -19,10 +20,25 @@ AllocationStrategy = Literal[
 ]
 DEFAULT_LOG_GROUP = "/aws/batch/job"
 """Log group created by Batch itself."""
-_ROLE = re.compile(r"arn:aws[-a-z]*:iam::\d{12}:role/[-\w+=,.@/]+")
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-_SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
-_NAME = re.compile(r"[A-Za-z0-9][-_A-Za-z0-9]{0,99}")
+Region = Annotated[
+    str, require_pattern(r"[a-z]{2}(-[a-z]+)+-\d", "an AWS region; write one such as us-east-1")
+]
+Role = Annotated[
+    str,
+    require_pattern(
+        r"arn:aws[-a-z]*:iam::\d{12}:role/[-\w+=,.@/]+",
+        "a role ARN; write one such as arn:aws:iam::123456789012:role/name",
+    ),
+]
+Share = Annotated[
+    str, require_pattern(r"[A-Za-z0-9]{1,255}", "a share identifier; write letters and digits")
+]
+StackName = Annotated[
+    str,
+    require_pattern(
+        r"[A-Za-z0-9][-_A-Za-z0-9]{0,99}", "a stack name; write letters, digits and hyphens"
+    ),
+]
 
 
 class FairShare(Settings):
@@ -58,7 +74,7 @@ class CapacityReservation(Settings):
 class BatchStack(Settings):
     """The machines and the queue for jobs; `launch --dry-run` prints their template."""
 
-    name: str = "regauge"
+    name: StackName = "regauge"
     """Name for the CloudFormation stack, the compute environment and the queue."""
     subnets: Mapping[str, str]
     """Availability Zone by subnet, such as { subnet-0a1b = "us-east-1a" }."""
@@ -84,13 +100,6 @@ class BatchStack(Settings):
     fair_share: FairShare | None = None
     """Queue scheduling policy; by default first in, first out."""
 
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
-            raise ValueError(f"{value!r} is not a stack name; write letters, digits and hyphens")
-        return value
-
     @field_validator("subnets", "security_groups")
     @classmethod
     def _check_not_empty(
@@ -104,17 +113,17 @@ class BatchStack(Settings):
 class BatchSettings(Launcher):
     """Queue, roles and container size for a job."""
 
-    region: str = "us-east-1"
+    region: Region = "us-east-1"
     """AWS region."""
     queue: str | None = None
     """Job queue name or ARN; by default the `stack` queue."""
-    job_role: str | None = None
+    job_role: Role | None = None
     """Role ARN for the containers, for example to read the data."""
-    execution_role: str | None = None
+    execution_role: Role | None = None
     """Role ARN for starting containers: it reads the image and the secrets."""
     log_group: str = DEFAULT_LOG_GROUP
     """Log group in CloudWatch Logs."""
-    share_identifier: str | None = None
+    share_identifier: Share | None = None
     """The jobs' share in a queue with a fair-share policy."""
     scheduling_priority: int | None = Field(default=None, ge=0, le=9999)
     """Priority among jobs in the same share; higher values are scheduled first."""
@@ -124,25 +133,3 @@ class BatchSettings(Launcher):
     """Memory per container in GiB; by default 90 % of the machine's."""
     stack: BatchStack | None = None
     """Machines and queue, if a stack from this run file creates them."""
-
-    @field_validator("region")
-    @classmethod
-    def _check_region(cls, value: str) -> str:
-        if not _REGION.fullmatch(value):
-            raise ValueError(f"{value!r} is not an AWS region; write one such as us-east-1")
-        return value
-
-    @field_validator("job_role", "execution_role")
-    @classmethod
-    def _check_role(cls, value: str | None) -> str | None:
-        if value is not None and not _ROLE.fullmatch(value):
-            example = "arn:aws:iam::123456789012:role/name"
-            raise ValueError(f"{value!r} is not a role ARN; write one such as {example}")
-        return value
-
-    @field_validator("share_identifier")
-    @classmethod
-    def _check_share(cls, value: str | None) -> str | None:
-        if value is not None and not _SHARE.fullmatch(value):
-            raise ValueError(f"{value!r} is not a share identifier; write letters and digits")
-        return value

@@ -20,7 +20,6 @@ from regauge.jobs.lints import run_lints
 from regauge.jobs.targets import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _slurm_client
 from regauge.jobs.targets._slurm_jobs import (
     build_comment,
-    convert_time,
     parse_comment,
     parse_records,
     parse_table,
@@ -499,11 +498,6 @@ def test_comments_are_one_word_and_keep_their_facts() -> None:
 def test_reasons_in_plain_words(reason: str, text: str) -> None:
     assert text in describe_reason(reason)
     assert not describe_reason("(null)")
-
-
-def test_unknown_times_are_none() -> None:
-    assert convert_time("Unknown") is None
-    assert convert_time("a day") is None
 
 
 def test_the_log_names_the_node_that_failed(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def plan(
     tool = settings.image.tool if settings.image.tool != "auto" else images.TOOLS[0]
     if action != "render":
         folder = Path(settings.image.folder)
-        commands = images.list_commands(tool, action, answer["image"], folder)
-        answer["commands"] = [shlex.join(command) for command in commands]
+        command = images.build_command(tool, action, answer["image"], folder)
+        answer["commands"] = [shlex.join(command)]
     return answer
 
 
@@ -87,7 +87,7 @@ def run(
         paths = images.write_context(settings, run_file, overwrite=can_overwrite)
         answer["files"] = [str(path) for path in paths]
     if tool is not None:
-        commands = images.list_commands(tool, action, answer["image"], folder)
-        images.run_commands(commands)
-        answer["commands"] = [shlex.join(command) for command in commands]
+        command = images.build_command(tool, action, answer["image"], folder)
+        images.run_command(command)
+        answer["commands"] = [shlex.join(command)]
     return answer

@@ -54,6 +54,9 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
     execution = request.tables.get("execution", {})
     nodes = execution.get("nodes", {}) if request.verb == "train" else {}
     min_nodes, max_nodes = _read_nodes(nodes)
+    accelerator = request.tables.get("accelerator")
+    if isinstance(accelerator, dict):
+        accelerator = accelerator.get("kind")
     if launch.jobs > 1 and request.verb != "predict":
         problem = f"launch.jobs = {launch.jobs} is for 'predict', not for '{request.verb}'"
         raise SettingsError(problem, "remove it, or set execution.nodes.count")
@@ -64,7 +67,7 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         processes=execution.get("processes", 1),
-        accelerator=_read_accelerator(request.tables.get("accelerator")),
+        accelerator=None if accelerator is None else str(accelerator),
         jobs=launch.jobs,
         machine=find_machine(launch.instance, execution),
         spot=launch.spot,
@@ -155,12 +158,6 @@ def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
         raise SettingsError(problem, "remove it, or set execution.nodes.rendezvous to etcd")
     count = nodes.get("count")
     return parse_node_range(1 if count is None else count)
-
-
-def _read_accelerator(table: Any) -> str | None:
-    """Return the kind in the `accelerator` table, which may be a text; None if unset."""
-    kind = table.get("kind") if isinstance(table, dict) else table
-    return str(kind) if kind is not None else None
 
 
 def resolve_name(name: str | None, run_file: Path) -> str:

@@ -175,23 +175,21 @@ def _is_usable(name: str) -> bool:
         return False
 
 
-def list_commands(tool: str, action: str, name: str, folder: Path) -> list[list[str]]:
-    """Return the command lines for the action `build` or `push`."""
-    if action == "build":
-        # The OCI format has no SHELL, which makes a failing pipe end the build.
-        options = ["--format", "docker"] if tool != "docker" else []
-        file = ["--file", str(folder / DOCKERFILE)]
-        return [[tool, "build", *options, "--tag", name, *file, str(folder)]]
-    return [[tool, "push", name]]
+def build_command(tool: str, action: str, name: str, folder: Path) -> list[str]:
+    """Return the command line for the action `build` or `push`."""
+    if action == "push":
+        return [tool, "push", name]
+    # The OCI format has no SHELL, which makes a failing pipe end the build.
+    options = ["--format", "docker"] if tool != "docker" else []
+    file = ["--file", str(folder / DOCKERFILE)]
+    return [tool, "build", *options, "--tag", name, *file, str(folder)]
 
 
-def run_commands(commands: list[list[str]]) -> None:
-    """Run command lines; raises ChildError with the first failing command's exit code."""
-    for command in commands:
-        code = subprocess.run(command, check=False).returncode
-        if code:
-            problem = f"'{command[0]} {command[1]}' ended with exit code {code}"
-            raise ChildError(code, f"{problem}; read its output above, then run it again")
+def run_command(command: list[str]) -> None:
+    """Run a command line; raises ChildError with the exit code if it fails."""
+    if code := subprocess.run(command, check=False).returncode:
+        problem = f"'{command[0]} {command[1]}' ended with exit code {code}"
+        raise ChildError(code, f"{problem}; read its output above, then run it again")
 
 
 def describe_image(settings: ImageSettings, run_file: Path) -> dict[str, Any]:

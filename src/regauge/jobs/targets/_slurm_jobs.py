@@ -92,16 +92,11 @@ class SlurmRecord:
         return {name: job for name, _, job in pairs}
 
     def read_time(self, name: str) -> str | None:
-        """Return a time as ISO 8601 in UTC; None if unknown."""
-        return convert_time(self.fields.get(name, ""))
-
-
-def convert_time(text: str) -> str | None:
-    """Convert Slurm's local time to ISO 8601 in UTC; None if unknown."""
-    try:
-        return format_time(dt.datetime.fromisoformat(text))
-    except ValueError:  # such as `Unknown`
-        return None
+        """Convert Slurm's local time to ISO 8601 in UTC; None if unknown."""
+        try:
+            return format_time(dt.datetime.fromisoformat(self.fields.get(name, "")))
+        except ValueError:  # such as `Unknown`
+            return None
 
 
 def build_comment(facts: Mapping[str, str]) -> str:

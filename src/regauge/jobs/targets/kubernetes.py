@@ -50,7 +50,9 @@ class Kubernetes(KubernetesSettings):
         if job.uses_efa and job.machine is not None:
             notes.append(f"Each node requests {job.machine.efa_interfaces} EFA interfaces.")
         metadata = build_metadata(job, self.namespace, self.queue)
-        documents = self._build_documents(job, api, metadata)
+        documents = [build_config_map(job, metadata)] if job.run_file_text else []
+        documents += build_claims(job, metadata, self.region)
+        documents += build_documents(job, api, self, metadata)
         return LaunchPlan(
             job,
             documents=tuple(Document(_name_file(item), item) for item in documents),
@@ -109,14 +111,6 @@ class Kubernetes(KubernetesSettings):
             return "pytorchjob", f"The job is a PyTorchJob, because {reason}."
         reason = f"the number of nodes is fixed ({job.node_range})"
         return "trainjob", f"The job is a TrainJob, because {reason}."
-
-    def _build_documents(
-        self, job: JobSpec, api: str, metadata: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Return the documents in creation order; the job comes last."""
-        documents = [build_config_map(job, metadata)] if job.run_file_text else []
-        documents += build_claims(job, metadata, self.region)
-        return documents + build_documents(job, api, self, metadata)
 
     def _build_command(self, document: dict[str, Any]) -> tuple[str, ...]:
         context = () if self.context is None else (f"--context={self.context}",)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +32,6 @@ SUCCESS_CONDITIONS = ("Succeeded", "Complete", "Completed")
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 CONFIGURATION_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 MEMORY_REASON = "OOMKilled"
-RESTART_CONDITION = "Restarting"
 _QUOTA = re.compile(r"exceeded quota: ([^,]+).*?requested: (.*?), used: (.*?), limited: (.*)")
 
 
@@ -91,40 +91,38 @@ def find_exit_code(pod: Object) -> int | None:
     return None if code is None else int(code)
 
 
-def is_true(conditions: Iterable[Mapping[str, Any]], kind: str) -> bool:
-    return any(item["type"] == kind and item["status"] == "True" for item in conditions)
+def _find_condition(item: Object, *kinds: str) -> Object:
+    """Return an object's first true condition of some kinds; empty without one."""
+    conditions = item.get("status", {}).get("conditions", [])
+    return next((c for c in conditions if c["type"] in kinds and c["status"] == "True"), {})
 
 
 def _find_state(objects: JobObjects) -> tuple[JobState, str]:
-    job, pods = objects.job, objects.pods
-    conditions = job.get("status", {}).get("conditions", [])
-    if any(is_true(conditions, kind) for kind in SUCCESS_CONDITIONS):
+    job = objects.job
+    if _find_condition(job, *SUCCESS_CONDITIONS):
         return "succeeded", ""
-    if is_true(conditions, "Failed"):
-        return "failed", _find_message(conditions, "Failed")
+    if failure := _find_condition(job, "Failed"):
+        return "failed", str(failure.get("message") or failure.get("reason", ""))
     if job["metadata"].get("annotations", {}).get(CANCELLED) == "true":
         return "cancelled", "cancelled by a user"
     if _is_suspended(job):
         return "pending", _explain_suspension(objects)
-    if not pods:
+    if not objects.pods:
         return "pending", _explain_no_pods(objects)
-    return _find_active_state(objects, conditions)
+    return _find_active_state(objects)
 
 
-def _find_active_state(
-    objects: JobObjects, conditions: Iterable[Mapping[str, Any]]
-) -> tuple[JobState, str]:
+def _find_active_state(objects: JobObjects) -> tuple[JobState, str]:
     """Return the state and reason for an unfinished job with pods."""
     current = list(objects.current_pods.values())
     reason = "; ".join(sorted({*map(explain_pending, current)} - {""}))
-    running = [pod for pod in current if _find_phase(pod) == "Running"]
+    phases = Counter(map(_find_phase, current))
     disruption = next(filter(None, map(_find_disruption, objects.pods)), "")
-    has_restarts = is_true(conditions, RESTART_CONDITION) or any(map(_has_failed, objects.pods))
-    if running and len(running) + _count_phase(current, "Succeeded") >= _find_min_nodes(
-        objects.job
-    ):
+    has_restarts = _find_condition(objects.job, "Restarting") or any(map(_has_failed, objects.pods))
+    num_ready = phases["Running"] + phases["Succeeded"]
+    if phases["Running"] and num_ready >= _find_min_nodes(objects.job):
         return "running", reason
-    if disruption and not running:
+    if disruption and not phases["Running"]:
         return "preempted", disruption
     if has_restarts:
         return "restarting", reason or disruption or _explain_exit(objects)
@@ -170,9 +168,10 @@ def _explain_suspension(objects: JobObjects) -> str:
     if queue is None:
         return "the job is suspended"
     for workload in objects.workloads:
-        conditions = workload.get("status", {}).get("conditions", [])
-        if message := _find_message(conditions, "QuotaReserved"):
-            return f"queue {queue}: {message}"
+        for condition in workload.get("status", {}).get("conditions", []):
+            text = condition.get("message") or condition.get("reason")
+            if condition["type"] == "QuotaReserved" and text:
+                return f"queue {queue}: {text}"
     return f"the job waits in queue {queue}"
 
 
@@ -219,10 +218,8 @@ def _has_failed(pod: Object) -> bool:
 
 def _find_disruption(pod: Object) -> str:
     """Return why the cluster took a pod away; empty otherwise."""
-    for condition in pod.get("status", {}).get("conditions", []):
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
-    return ""
+    condition = _find_condition(pod, "DisruptionTarget")
+    return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
 
 
 def _find_terminated(pod: Object) -> Object:
@@ -261,18 +258,8 @@ def _count_attempts(objects: JobObjects) -> int | None:
     return max(counts.values(), default=None)
 
 
-def _find_message(conditions: Iterable[Mapping[str, Any]], kind: str) -> str:
-    messages = [
-        item.get("message") or item.get("reason", "") for item in conditions if item["type"] == kind
-    ]
-    return str(messages[-1]) if messages else ""
-
-
 def _find_end(job: Object) -> str | None:
-    for item in job.get("status", {}).get("conditions", []):
-        if item["type"] in {*SUCCESS_CONDITIONS, "Failed"} and item["status"] == "True":
-            return str(item["lastTransitionTime"]) if "lastTransitionTime" in item else None
-    return None
+    return _find_condition(job, *SUCCESS_CONDITIONS, "Failed").get("lastTransitionTime")
 
 
 def _find_first_start(pods: Sequence[Object]) -> str | None:
@@ -286,10 +273,6 @@ def _find_phase(pod: Object) -> str:
 
 def _list_containers(pod: Object) -> list[Object]:
     return list(pod.get("status", {}).get("containerStatuses", []))
-
-
-def _count_phase(pods: Sequence[Object], phase: str) -> int:
-    return sum(_find_phase(pod) == phase for pod in pods)
 
 
 def describe_job_set(handle: Handle, objects: JobObjects, jobs: Sequence[Object]) -> JobStatus:

@@ -25,6 +25,7 @@ from regauge.jobs.targets import FINAL_STATES, Handle, JobSpec, JobState, JobSta
 from regauge.jobs.targets.aws_batch import AwsBatch
 from regauge.system.errors import RESTART_CODES, SettingsError
 from regauge.system.processes import find_free_port
+from regauge.system.timing import wait_for
 
 __all__ = ["artifact", "model"]
 SECONDS = 300.0
@@ -98,11 +99,11 @@ def read_status(handle: str) -> dict[str, Any]:
 
 def wait_until(job: SimulatedJob, condition: Callable[[], bool], problem: str) -> None:
     """Wait for a condition while a job has not failed."""
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until, problem
+
+    def check_job() -> None:
         assert job.status != "FAILED", f"{problem}: {job.attempts}"
-        time.sleep(0.05)
+
+    assert wait_for(condition, SECONDS, poll_seconds=0.05, on_poll=check_job), problem
 
 
 def list_text_files(root: Path) -> list[Path]:
@@ -195,37 +196,38 @@ def wait_for_end(handle: Handle) -> JobStatus:
 
 
 def wait_for_state(handle: Handle, *states: JobState) -> JobStatus:
-    launcher, until = AwsBatch(), time.monotonic() + SECONDS
-    while (status := launcher.find_status(handle)).state not in states:
-        assert time.monotonic() < until, f"{handle} is {status.state}"
-        time.sleep(0.05)
+    launcher = AwsBatch()
+    has_ended = wait_for(
+        lambda: launcher.find_status(handle).state in states, SECONDS, poll_seconds=0.05
+    )
+    status = launcher.find_status(handle)
+    assert has_ended, f"{handle} is {status.state}"
     return status
 
 
-@pytest.mark.parametrize("code", RESTART_CODES)
-def test_an_exit_code_of_a_restart_is_retried(simulator: BatchSimulator, code: int) -> None:
-    handle = launch(build_plan(f'test "$AWS_BATCH_JOB_ATTEMPT" = 2 || exit {code}'))
-    status = wait_for_end(handle)
-    assert (status.state, status.attempt, status.exit_code) == ("succeeded", 2, 0)
+SECOND = 'test "$AWS_BATCH_JOB_ATTEMPT" = 2 || '
+
+
+@pytest.mark.parametrize(
+    ("script", "codes"),
+    [
+        *((f"{SECOND}exit {code}", [code, 0]) for code in RESTART_CODES),
+        *((f"exit {code}", [code]) for code in (1, 2, 64, 66)),
+        ("exit 75", [75, 75]),
+    ],
+)
+def test_the_exit_code_decides_whether_an_attempt_follows(
+    simulator: BatchSimulator, script: str, codes: list[int]
+) -> None:
+    status = wait_for_end(handle := launch(build_plan(script, max_attempts=2)))
     attempts = find_job(simulator, str(handle)).attempts
-    assert [attempt["container"]["exitCode"] for attempt in attempts] == [code, 0]
-
-
-@pytest.mark.parametrize("code", [1, 2, 64, 66])
-def test_another_exit_code_ends_the_job(simulator: BatchSimulator, code: int) -> None:
-    status = wait_for_end(handle := launch(build_plan(f"exit {code}")))
-    assert (status.state, status.attempt, status.exit_code) == ("failed", 1, code)
-    assert len(find_job(simulator, str(handle)).attempts) == 1
-
-
-def test_attempts_are_limited(simulator: BatchSimulator) -> None:
-    status = wait_for_end(handle := launch(build_plan("exit 75", max_attempts=2)))
-    assert (status.state, status.attempt, status.exit_code) == ("failed", 2, 75)
-    assert len(find_job(simulator, str(handle)).attempts) == 2
+    assert [attempt["container"]["exitCode"] for attempt in attempts] == codes
+    assert status.state == ("failed" if codes[-1] else "succeeded")
+    assert (status.attempt, status.exit_code) == (len(codes), codes[-1])
 
 
 def test_a_reclaimed_machine_is_replaced(simulator: BatchSimulator) -> None:
-    handle = launch(build_plan('test "$AWS_BATCH_JOB_ATTEMPT" = 2 || sleep 600'))
+    handle = launch(build_plan(f"{SECOND}sleep 600"))
     wait_for_state(handle, "running")
     simulator.reclaim(find_job(simulator, str(handle)).main)
     status = wait_for_end(handle)
@@ -329,31 +331,31 @@ def test_a_refused_submission_leaves_no_definition(simulator: BatchSimulator) ->
     assert not simulator.jobs
 
 
+SPOT = "which a multi-node parallel job cannot run on"
+
+
 @pytest.mark.parametrize(
-    ("change", "launcher", "message"),
+    ("change", "launcher", "environment", "message"),
     [
-        ({}, {"queue": "other"}, "there is no job queue 'other' in us-east-1"),
-        ({"state": "DISABLED"}, {}, "the job queue 'regauge' is DISABLED; enable it"),
-        ({"schedulingPolicyArn": "arn"}, {}, "has a fair-share policy; set share_identifier"),
-        ({}, {"share_identifier": "a"}, "has no fair-share policy; remove share_identifier"),
+        ({}, {"queue": "other"}, "EC2", "there is no job queue 'other' in us-east-1"),
+        ({"state": "DISABLED"}, {}, "EC2", "the job queue 'regauge' is DISABLED; enable it"),
+        ({"schedulingPolicyArn": "arn"}, {}, "EC2", "fair-share policy; set share_identifier"),
+        ({}, {"share_identifier": "a"}, "EC2", "fair-share policy; remove share_identifier"),
+        ({}, {}, "SPOT", SPOT),
     ],
 )
 def test_a_queue_that_cannot_run_the_job_is_found_before_anything_is_registered(
-    simulator: BatchSimulator, change: dict[str, str], launcher: dict[str, str], message: str
+    simulator: BatchSimulator,
+    change: dict[str, str],
+    launcher: dict[str, str],
+    environment: str,
+    message: str,
 ) -> None:
     simulator.queue |= change
+    simulator.environment_type = environment
     target = AwsBatch(**{"queue": "regauge", **launcher})
     with pytest.raises(SettingsError, match=message):
-        target.submit(target.plan(build_plan("exit 0").job))
-    assert not simulator.definitions
-
-
-def test_a_multi_node_job_is_refused_by_a_queue_of_spot_machines(
-    simulator: BatchSimulator,
-) -> None:
-    simulator.environment_type = "SPOT"
-    with pytest.raises(SettingsError, match="which a multi-node parallel job cannot run on"):
-        launch(build_plan("exit 0", max_nodes=2))
+        target.submit(target.plan(build_plan("exit 0", max_nodes=2).job))
     assert not simulator.definitions
 
 
@@ -382,10 +384,7 @@ def test_the_job_continues_without_the_process_that_launched_it(
     path = write_run_file(tmp_path, stop={"steps": 8}, execution={"nodes": {"count": 1}})
     command = [sys.executable, "-m", "regauge", "launch", str(path), "train", "--on", "aws_batch"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        until = time.monotonic() + SECONDS
-        while not simulator.jobs:
-            assert time.monotonic() < until, "no job was submitted"
-            time.sleep(0.005)
+        assert wait_for(lambda: bool(simulator.jobs), SECONDS, poll_seconds=0.005)
         process.kill()
     handle = f"aws-batch://us-east-1/{next(iter(simulator.jobs))}"
     document = json.loads(call("job", "wait", handle, "--json"))

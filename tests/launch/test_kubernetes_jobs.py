@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,30 +106,30 @@ def test_pending_jobs_have_a_reason_in_plain_words(
         assert status["nodes"][0]["state"] == "pending"
     wait_for_reason(workplace, handle, 'the container cannot be created: secret "absent" not found')
     cancel_and_clean_up(workplace, handle)
-    run_file = workplace.write_job("unpulled", **BRIEF)
-    with change(cluster.kubelet, missing_images={"registry.example/regauge:1"}):
-        handle = workplace.submit(run_file, TWO_NODES)
-        wait_for_reason(workplace, handle, "the image registry.example/regauge:1 cannot be pulled")
-        cancel_and_clean_up(workplace, handle)
-    with change(cluster.controllers, quota=0):
-        handle = workplace.submit(run_file, TWO_NODES)
-        wait_for_reason(workplace, handle, "quota compute: pods=1 is requested, ")
-        cancel_and_clean_up(workplace, handle)
-    with change(cluster.controllers, is_operator_running=False):
-        handle = workplace.submit(run_file, TWO_NODES)
-        wait_for_reason(workplace, handle, "check that the operator of a TrainJob runs")
-        cancel_and_clean_up(workplace, handle)
+    image = "registry.example/regauge:1"
+    cases: tuple[tuple[object, dict[str, Any], str], ...] = (
+        (cluster.kubelet, {"missing_images": {image}}, f"the image {image} cannot be pulled"),
+        (cluster.controllers, {"quota": 0}, "quota compute: pods=1 is requested, "),
+        (cluster.controllers, {"is_operator_running": False}, "check that the operator of a Train"),
+    )
+    run_file = workplace.write_job("refused-pods", **BRIEF)
+    for target, values, reason in cases:
+        with change(target, **values):
+            handle = workplace.submit(run_file, TWO_NODES)
+            wait_for_reason(workplace, handle, reason)
+            cancel_and_clean_up(workplace, handle)
 
 
 def wait_for_reason(workplace: ClusterWorkplace, handle: str, reason: str) -> dict[str, Any]:
     """Wait until a job is pending for a reason; return its status."""
-    until = time.monotonic() + 30
-    while True:
-        status = workplace.read_status(handle)
-        if reason in status.get("reason", ""):
-            assert status["state"] == "pending"
-            return status
-        assert time.monotonic() < until, status
+
+    def has_reason() -> bool:
+        return reason in workplace.read_status(handle).get("reason", "")
+
+    wait_until(has_reason, reason)
+    status = workplace.read_status(handle)
+    assert status["state"] == "pending"
+    return status
 
 
 def test_a_job_is_cancelled_once_and_cleaned_up_in_order(

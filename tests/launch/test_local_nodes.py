@@ -1,7 +1,8 @@
-"""Jobs of simulated nodes survive the loss of a node, and equal undisturbed jobs."""
+"""Jobs of simulated nodes survive the loss of a node or of an array job, and equal others."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from distributed.test_resume import assert_same
+from end_to_end.predicting import read_output_files, train_model, write_records
 from launch.training_jobs import (
     STEPS,
     Workplace,
@@ -18,6 +20,7 @@ from launch.training_jobs import (
     wait_until,
 )
 
+RECORDS = 600
 TWO_NODES = "execution.nodes.count=2"
 
 
@@ -55,11 +58,45 @@ def test_a_job_that_loses_a_node_equals_the_undisturbed_job(
     answer = workplace.run("job", "wait", handle, "-o", "json")
     assert answer.code == 0, answer.error
     assert answer.document["attempt"] == 2
-    assert answer.document["progress"] == {
-        "step": STEPS,
-        "total_steps": STEPS,
-        "eta_seconds": 0.0,
-    }
+    progress = {"step": STEPS, "total_steps": STEPS, "eta_seconds": 0.0}
+    assert answer.document["progress"] == progress
     states = [event["state"] for event in workplace.read_events(handle) if "state" in event]
     assert "restarting" in states
     assert_same(undisturbed_folder, folder)
+
+
+def write_prediction(workplace: Workplace, model: Path, name: str) -> Path:
+    """Write a run file that embeds two files of records in shards of 50."""
+    for number in range(2):
+        write_records(workplace.root / f"records-{number}.jsonl", RECORDS // 2, seed=number)
+    path = workplace.root / f"{name}.json"
+    document = {
+        "artifact": str(model),
+        "source": {"kind": "jsonl", "files": [str(workplace.root / "records-*.jsonl")]},
+        "output": {"folder": str(workplace.root / name)},
+        "predict": {"shard_records": 50},
+        "execution": {"executor": "inline"},
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_an_array_that_loses_a_job_equals_one_command(workplace: Workplace) -> None:
+    model = train_model(workplace.root / "model")
+    answer = workplace.run("predict", str(write_prediction(workplace, model, "single")))
+    assert answer.code == 0, answer.error
+    run_file = write_prediction(workplace, model, "array")
+    handle = workplace.launch(run_file, "predict", "launch.jobs=2")
+    wait_until(lambda: len(workplace.read_status(handle).get("nodes", ())) == 2, "both jobs")
+    workplace.kill_node(handle, 1)
+    answer = workplace.run("job", "wait", handle, "-o", "json")
+    assert answer.code == 0, answer.error
+    assert answer.document["state"] == "succeeded"
+    assert answer.document["attempt"] == 2
+    starts = [
+        event for event in workplace.read_events(handle) if event.get("node_state") == "running"
+    ]
+    assert sorted((event["node"], event["attempt"]) for event in starts) == [(0, 1), (1, 1), (1, 2)]
+    files = read_output_files(workplace.root / "array")
+    assert files == read_output_files(workplace.root / "single")
+    assert len(files) >= RECORDS // 50

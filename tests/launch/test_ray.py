@@ -21,7 +21,7 @@ from distributed.test_resume import assert_same
 from end_to_end.predicting import export_run, read_output_files, train_model, write_row_groups
 from faults.families import list_descendants
 from launch.ray_cluster import LoopbackCluster, kill_node, start_cluster
-from launch.training_jobs import wait_until
+from launch.training_jobs import count_steps, wait_until
 from regauge.config import dump, merge
 from regauge.system.processes import inspect_process
 from regauge.system.timing import wait_for
@@ -97,12 +97,7 @@ def submit(run_file: Path, verb: str) -> str:
 
 
 def wait_for_step(folder: Path, step: int) -> None:
-    wait_until(lambda: has_step(folder / "metrics.jsonl", step), f"step {step}")
-
-
-def has_step(path: Path, step: int) -> bool:
-    texts = path.read_text().splitlines() if path.exists() else []
-    return any(json.loads(text).get("step", 0) >= step for text in texts if text.endswith("}"))
+    wait_until(lambda: count_steps(folder) >= step, f"step {step}")
 
 
 def build_training(runs: Runs, folder: Path) -> dict[str, Any]:
@@ -123,7 +118,7 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     assert (status["state"], status["attempt"]) == ("running", 1)
     assert len({node["host"] for node in status["nodes"]}) == 2
     kill_node(cluster.nodes[1])
-    lost_at, step = time.monotonic(), len((folder / "metrics.jsonl").read_text().splitlines())
+    lost_at, step = time.monotonic(), count_steps(folder)
     wait_for_state(handle, "restarting", "starting")
     cluster.start_worker()
     wait_for_state(handle, "running")
@@ -183,7 +178,7 @@ def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
     # A busy machine may need seconds to remove killed processes; others wait a minute for nodes.
     assert wait_for(lambda: not any(map(is_alive, commands)), 5.0, poll_seconds=0.05)
     wait_for_state(handle, "running")
-    step = len((folder / "metrics.jsonl").read_text().splitlines())
+    step = count_steps(folder)
     wait_for_step(folder, step + 5)
     assert "stop it first" in regauge("job", "cleanup", handle, code=2)
     assert "has a job 'cancel' already" in regauge(

@@ -35,15 +35,8 @@ def test_a_job_that_loses_a_node_equals_the_undisturbed_job(
 ) -> None:
     name = f"equal-{count.replace(':', '-')}"
     run_file = workplace.write_run(name, stop={"steps": 100000})
-    answer = workplace.run(
-        "launch",
-        str(run_file),
-        "train",
-        f"execution.nodes.count={count}",
-        "--rehearse",
-        "-o",
-        "json",
-    )
+    arguments = ("train", f"execution.nodes.count={count}", "--rehearse", "-o", "json")
+    answer = workplace.run("launch", str(run_file), *arguments)
     assert answer.code == 0, answer.error
     report = answer.document
     assert report["rows_equal"]
@@ -58,9 +51,8 @@ def test_a_job_that_loses_a_node_equals_the_undisturbed_job(
         assert report["weights_equal"]
         assert report["max_weight_difference"] == 0
     assert "stop.steps = 40" in report["changes"]
-    figure(
-        f"seconds to recover in the rehearsal of {count} local nodes", report["recovery_seconds"]
-    )
+    seconds = report["recovery_seconds"]
+    figure(f"seconds to recover in the rehearsal of {count} local nodes", seconds)
     assert not (workplace.root / f"out-{name}").exists(), "the output folder is not touched"
     assert not (workplace.root / "state").exists(), "no job is submitted"
 

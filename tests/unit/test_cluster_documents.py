@@ -24,32 +24,13 @@ from regauge.jobs.clusters.settings import Cluster, ClusterSettings
 
 GOLDEN = Path(__file__).parent / "golden"
 RESERVATION = "cr-0123456789abcdef0"
+RESERVED = {"count": 16, "zone": "us-east-1b", "capacity_reservation": RESERVATION}
+ZONE = {"zone": "us-east-1a"}
 GROUPS: dict[str, dict[str, Any]] = {
-    "p4de": {
-        "instance": "p4de.24xlarge",
-        "count": 16,
-        "zone": "us-east-1b",
-        "capacity_reservation": RESERVATION,
-    },
-    "p5": {
-        "instance": "p5.48xlarge",
-        "count": 16,
-        "zone": "us-east-1b",
-        "market": "capacity-block",
-        "capacity_reservation": RESERVATION,
-    },
-    "trn1": {
-        "instance": "trn1.32xlarge",
-        "count": 2,
-        "zone": "us-east-1a",
-        "placement_group": "trainers",
-    },
-    "dl1": {
-        "instance": "dl1.24xlarge",
-        "count": 16,
-        "zone": "us-east-1a",
-        "ami": "ami-0123456789abcdef0",
-    },
+    "p4de": {"instance": "p4de.24xlarge", **RESERVED},
+    "p5": {"instance": "p5.48xlarge", "market": "capacity-block", **RESERVED},
+    "trn1": {"instance": "trn1.32xlarge", "count": 2, "placement_group": "trainers", **ZONE},
+    "dl1": {"instance": "dl1.24xlarge", "count": 16, "ami": "ami-0123456789abcdef0", **ZONE},
     "cpu": {"instance": "c7i.4xlarge", "count": 2, "max_count": 8, "market": "spot"},
 }
 
@@ -140,16 +121,10 @@ def test_exporters_run_on_the_nodes_with_their_devices(version: str) -> None:
 @pytest.mark.parametrize("version", ["1.34", "1.36"])
 def test_every_manifest_is_strictly_valid(version: str) -> None:
     manifests = build_manifests(build_cluster(*GROUPS))
-    assert {name.partition(".")[0] for name in manifests} == {
-        "device-plugin-nvidia",
-        "device-plugin-neuron",
-        "device-plugin-gaudi",
-        "device-plugin-efa",
-        "etcd",
-        "training-operator/kustomization",
-        "trainer/kustomization",
-        "file-systems",
-    }
+    plugins = {f"device-plugin-{name}" for name in ("nvidia", "neuron", "gaudi", "efa")}
+    operators = {"training-operator/kustomization", "trainer/kustomization"}
+    expected = {*plugins, *operators, "etcd", "file-systems"}
+    assert {name.partition(".")[0] for name in manifests} == expected
     for name, text in manifests.items():
         for document in yaml.safe_load_all(text):
             if document["kind"] != "Kustomization":

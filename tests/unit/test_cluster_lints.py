@@ -20,13 +20,8 @@ RESERVATION = {"capacity_reservation": "cr-0123456789abcdef0"}
 
 
 def build_cluster(group: dict[str, Any], **changes: Any) -> Cluster:
-    table = {
-        "name": "a",
-        "zones": ("us-east-1a", "us-east-1b"),
-        "node_groups": (group,),
-        **changes,
-    }
-    return build(ClusterSettings, {"cluster": table}).cluster
+    table = {"name": "a", "zones": ("us-east-1a", "us-east-1b"), "node_groups": (group,)}
+    return build(ClusterSettings, {"cluster": table | changes}).cluster
 
 
 def list_codes(cluster: Cluster, today: dt.date = TODAY) -> list[tuple[str, bool]]:

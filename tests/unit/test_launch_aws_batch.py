@@ -312,7 +312,7 @@ def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
 @pytest.mark.parametrize(
     ("settings", "changes", "message"),
     [
-        ({"queue": None}, {}, "the target aws-batch has no queue; set it"),
+        ({"queue": None}, {}, "target 'aws-batch' needs a queue; set it"),
         ({}, {"machine": None}, "launch.instance is not set"),
         ({}, {"image": None}, "launch.image is not set"),
         ({}, {"instance": "p5.4xlarge"}, "does not contain the vCPUs of p5.4xlarge; set vcpus"),

@@ -36,20 +36,23 @@ def build_status(state: JobState, output: Path | str) -> JobStatus:
     return JobStatus(Handle("local", "here", "job"), state, output=str(output))
 
 
-def test_the_remaining_time_follows_from_the_last_attempt(tmp_path: Path) -> None:
-    write_run(tmp_path, {"steps": 80})
-    assert read_progress(tmp_path) == Progress(30, 80, 50 * 8.0 / 20)
-
-
-def test_a_run_in_epochs_has_no_total(tmp_path: Path) -> None:
-    write_run(tmp_path, {"epochs": 2.0, "steps": None})
-    assert read_progress(tmp_path) == Progress(30)
-
-
-def test_a_finished_run_has_no_time_left(tmp_path: Path) -> None:
-    write_run(tmp_path, {"epochs": 2.0})
-    (tmp_path / "result.json").write_text("{}")
-    assert read_progress(tmp_path) == Progress(30, 30, 0.0)
+@pytest.mark.parametrize(
+    ("stop", "files", "progress"),
+    [
+        ({"steps": 80}, {}, Progress(30, 80, 50 * 8.0 / 20)),
+        ({"epochs": 2.0, "steps": None}, {}, Progress(30)),
+        ({"epochs": 2.0}, {"result.json": "{}"}, Progress(30, 30, 0.0)),
+        ({"steps": 80}, {"run.json": "{"}, Progress(30)),
+    ],
+    ids=["steps", "epochs", "finished", "a damaged document"],
+)
+def test_the_remaining_time_follows_from_the_last_attempt(
+    tmp_path: Path, stop: dict[str, Any], files: dict[str, str], progress: Progress
+) -> None:
+    write_run(tmp_path, stop)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert add_progress(build_status("running", tmp_path)).progress == progress
 
 
 def test_a_run_without_a_step_has_no_progress(tmp_path: Path) -> None:
@@ -77,27 +80,20 @@ def test_the_last_failure_names_its_rank_and_node(tmp_path: Path) -> None:
     assert read_failure(tmp_path) == JobFailure("hang", 0, 0, "problem 1")
 
 
-@pytest.mark.parametrize("state", ["failed", "restarting", "unknown", "preempted"])
-def test_a_status_gets_the_failure_of_the_run(tmp_path: Path, state: JobState) -> None:
+@pytest.mark.parametrize(
+    "state",
+    ["failed", "restarting", "unknown", "preempted", "running", "succeeded", "cancelled"],
+)
+def test_a_status_gets_the_failure_of_the_run_if_it_did_not_succeed(
+    tmp_path: Path, state: JobState
+) -> None:
     write_failures(tmp_path)
-    assert add_progress(build_status(state, tmp_path)).failure == JobFailure(
-        "process", 3, 1, "problem 2"
-    )
-
-
-@pytest.mark.parametrize("state", ["running", "succeeded", "cancelled"])
-def test_other_states_have_no_failure(tmp_path: Path, state: JobState) -> None:
-    write_failures(tmp_path)
-    assert add_progress(build_status(state, tmp_path)).failure is None
+    has_failure = state not in ("running", "succeeded", "cancelled")
+    failure = JobFailure("process", 3, 1, "problem 2") if has_failure else None
+    assert add_progress(build_status(state, tmp_path)).failure == failure
 
 
 @pytest.mark.parametrize("output", ["", "s3://bucket/run", "/none", "relative/none"])
 def test_a_folder_that_this_machine_cannot_read_adds_nothing(output: str) -> None:
     status = build_status("failed", output)
     assert add_progress(status) == status
-
-
-def test_a_damaged_run_document_leaves_the_total_unknown(tmp_path: Path) -> None:
-    write_run(tmp_path, {"steps": 80})
-    (tmp_path / "run.json").write_text("{")
-    assert add_progress(build_status("running", tmp_path)).progress == Progress(30)

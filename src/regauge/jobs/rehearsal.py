@@ -92,7 +92,7 @@ def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> 
     ChildError if a run fails, and DifferenceError if the two runs differ.
     """
     if request.verb != "train":
-        raise SettingsError(f"'{request.verb}' has no rehearsal", "rehearse 'train'")
+        raise SettingsError(f"'{request.verb}' cannot be rehearsed", "rehearse 'train'")
     with tempfile.TemporaryDirectory(prefix="regauge-rehearsal-") as name:
         first, second = (
             Rehearsal(request, launch, launcher, Path(name) / kind)

@@ -52,7 +52,7 @@ def _check_group(group: ClusterNodes, zones: Collection[str]) -> Iterator[Lint]:
     """Report node group settings that contradict each other, or that EKS does not have."""
     node, values = find_node_facts(group), {"group": group.name, "machine": group.instance}
     if group.zone is not None and group.zone not in zones:
-        problem = f": zone {group.zone} has no subnet"
+        problem = f": cluster.zones does not contain {group.zone}"
         remedy = f"add {group.zone} to cluster.zones, or correct its zone"
         yield build_lint("reservation-zone", group=group.name, problem=problem, remedy=remedy)
     if group.zone is None and group.capacity_reservation is not None:

@@ -418,7 +418,7 @@ class Launcher(Choice):
         not support rehearsals.
         """
         del leader
-        problem = f"target '{self.kind}' has no rehearsal"
+        problem = f"target '{self.kind}' does not support rehearsals"
         raise SettingsError(problem, f"rehearse the job of {plan.job.name} with --on local")
 
     @abstractmethod

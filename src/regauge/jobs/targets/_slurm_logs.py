@@ -111,7 +111,7 @@ def read_lines(
     if path is None and not request.follow:
         path = logs.script_log
         if node is not None or request.attempt is not None or not path.exists():
-            problem = f"{logs.folder} has no such log of attempt {attempt}"
+            problem = f"{logs.folder} does not contain this log of attempt {attempt}"
             raise SettingsError(problem, "correct --rank and --attempt, or wait for the start")
     reader = LineTail(path) if path else None
     while True:

@@ -6,24 +6,21 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from regauge.jobs.targets import JobSpec, is_local_folder
 from regauge.jobs.targets._secret_files import parse_secret_path
 from regauge.jobs.targets._slurm_jobs import COMMENT_PREFIX, build_comment
+from regauge.jobs.targets._slurm_target import SlurmTarget
 from regauge.jobs.targets._templates import build_environment
 from regauge.system.errors import RESTART_CODES
 from regauge.system.units import SECONDS_PER_MINUTE
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets.slurm import Slurm
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sh.jinja")
 _PLAIN = re.compile(r"[^\s'\"\\#]+")
 """`#SBATCH` option values that do not need quotes."""
 
 
-def render_script(job: JobSpec, target: Slurm) -> str:
+def render_script(job: JobSpec, target: SlurmTarget) -> str:
     environment = build_environment()
     environment.filters["quote"] = shlex.quote
     options = [*list_options(job, target), *sorted(target.options.items())]
@@ -38,7 +35,7 @@ def render_script(job: JobSpec, target: Slurm) -> str:
     )
 
 
-def find_log_folder(job: JobSpec, target: Slurm) -> str:
+def find_log_folder(job: JobSpec, target: SlurmTarget) -> str:
     """Return the log folder: next to the output folder, or named like the job."""
     if target.logs is not None:
         return target.logs
@@ -46,7 +43,7 @@ def find_log_folder(job: JobSpec, target: Slurm) -> str:
     return f"{stem}.slurm"
 
 
-def render_comment(job: JobSpec, target: Slurm) -> str:
+def render_comment(job: JobSpec, target: SlurmTarget) -> str:
     """Return a job's comment, from which `status` reads price, folders and processes."""
     machine = job.machine
     facts = {
@@ -80,7 +77,7 @@ def list_submit_options(comment: str, earlier: Mapping[str, str]) -> tuple[str, 
     return (*list_stage_options([*earlier.values()][-1]), option)
 
 
-def list_options(job: JobSpec, target: Slurm) -> Iterator[tuple[str, str | None]]:
+def list_options(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
     """Yield `sbatch` options with values; None for an option without a value."""
     yield "job-name", job.name
     yield "comment", render_comment(job, target)
@@ -95,7 +92,7 @@ def list_options(job: JobSpec, target: Slurm) -> Iterator[tuple[str, str | None]
     yield "output", f"{find_log_folder(job, target)}/{name}.log"
 
 
-def _list_resources(job: JobSpec, target: Slurm) -> Iterator[tuple[str, str | None]]:
+def _list_resources(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
     if job.is_elastic:  # with --ntasks-per-node, Slurm would wait for the maximum number
         yield "nodes", f"{job.min_nodes}-{job.max_nodes}"
         yield "no-kill", None
@@ -114,7 +111,7 @@ def _list_resources(job: JobSpec, target: Slurm) -> Iterator[tuple[str, str | No
         yield "gres", gres
 
 
-def _list_limits(job: JobSpec, target: Slurm) -> Iterator[tuple[str, str | None]]:
+def _list_limits(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
     if job.jobs > 1:
         yield "array", f"0-{job.jobs - 1}"
     if job.limit_seconds is not None:

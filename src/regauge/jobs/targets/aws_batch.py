@@ -68,7 +68,7 @@ class AwsBatch(BatchSettings):
         queue = self.queue or (self.stack.name if self.stack else None)
         if queue is None:
             remedy = "set it, or describe a stack, in [[launch.target]] of kind aws-batch"
-            raise SettingsError("the target aws-batch has no queue", remedy)
+            raise SettingsError("target 'aws-batch' needs a queue", remedy)
         if job.stages:
             return self._plan_stages(job)
         require_machine(job)

@@ -214,7 +214,7 @@ class RayCluster(Launcher):
                 break
             time.sleep(REMOTE_POLL_SECONDS)
         if not count:
-            problem = f"{handle} has no output of node {node}"
+            problem = f"node {node} of {handle} has not written any output"
             raise SettingsError(problem, f"read its events with: regauge job events {handle}")
 
     def cancel(self, handle: Handle) -> None:

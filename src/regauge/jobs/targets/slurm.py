@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-from pydantic import Field, field_validator
+from typing import ClassVar
 
 from regauge.jobs.targets import (
     COMMON_FIELDS,
@@ -23,7 +21,6 @@ from regauge.jobs.targets import (
     JobEvent,
     JobSpec,
     JobStatus,
-    Launcher,
     LaunchPlan,
     LeaderAddress,
     Leftover,
@@ -47,6 +44,7 @@ from regauge.jobs.targets._slurm_script import (
     render_script,
 )
 from regauge.jobs.targets._slurm_status import build_status, select_latest
+from regauge.jobs.targets._slurm_target import SlurmTarget
 from regauge.jobs.targets._stage_jobs import join_plans, join_statuses, submit_stages
 from regauge.jobs.targets._times import format_time
 from regauge.system.errors import SettingsError
@@ -54,7 +52,6 @@ from regauge.system.log import logger
 
 USED = COMMON_FIELDS | {"jobs"}
 SUBMIT = ("sbatch", "--parsable")
-OPTION = re.compile(r"[a-z][a-z0-9-]+")
 JOB_ID = re.compile(r"\d+(_\d+)?")
 RESERVED = frozenset(
     {
@@ -74,55 +71,12 @@ CANCEL_SECONDS = 90.0
 """Maximum wait for a cancelled job; Slurm's KillWait is 30 s by default."""
 
 
-class Slurm(Launcher):
+class Slurm(SlurmTarget):
     """A Slurm cluster whose nodes share the launching machine's file system."""
 
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
-
-    partition: str | None = None
-    """Job partition; by default the cluster's default partition."""
-    account: str | None = None
-    """Account to charge."""
-    qos: str | None = None
-    """Quality of service (QOS)."""
-    constraint: str | None = None
-    """Required node features."""
-    reservation: str | None = None
-    """Reservation whose nodes are used."""
-    gres: str | None = None
-    """Generic resources per node, such as `gpu:8`; by default the machine's accelerators, and none
-    for an empty text."""
-    cpus: int | None = Field(default=None, ge=1)
-    """CPU cores per node; by default the job has whole nodes (`--exclusive`)."""
-    grace_seconds: int = Field(default=120, ge=0, le=65535)
-    """Seconds from SIGTERM to the time limit, in which the run saves; 0 sends no signal."""
-    requeue: Literal["auto", "never"] = "auto"
-    """`auto` restarts a job after a preemption or exit code 75, 76 or 143; `never` does not."""
-    setup: tuple[str, ...] = ()
-    """Shell lines that run before the command in every attempt, such as `module load`."""
-    options: Mapping[str, str | int | bool] = Field(default_factory=dict)
-    """More `sbatch` options by long name; true for an option without a value."""
-    logs: str | None = None
-    """Log folder on the shared file system; by default `<output folder>.slurm`."""
-
-    @field_validator("options")
-    @classmethod
-    def _check_options(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name, text in value.items():
-            if not OPTION.fullmatch(name):
-                raise ValueError(f"{name!r} is not the long name of an option, such as mail-user")
-            if text is False or "\n" in str(text):
-                raise ValueError(f"{name} has no value; remove it, or write true")
-        return value
-
-    @field_validator("partition", "account", "qos", "constraint", "reservation", "gres", "logs")
-    @classmethod
-    def _check_line(cls, value: str | None) -> str | None:
-        if value is not None and not value.isprintable():
-            raise ValueError(f"{value!r} has control characters; remove them")
-        return value
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         """Return the job script; `sbatch` reads it from standard input."""

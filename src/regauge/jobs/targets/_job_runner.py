@@ -48,8 +48,6 @@ CANCELLATION = JobEnd("cancelled by a user", "cancelled")
 
 @dataclass
 class _Node:
-    """A node and its process in the current attempt."""
-
     index: int
     attempt: int = 0
     state: JobState = "pending"
@@ -122,7 +120,6 @@ class JobRunner:
         self._is_cancelled = True
 
     def kill_node(self, index: int) -> None:
-        """Kill a node's process, as if its machine were lost."""
         self._nodes[index].kill()
 
     def _begin_attempt(self) -> None:

@@ -69,7 +69,6 @@ def parse_job(document: dict[str, Any]) -> JobSpec:
 
 
 def build_node_commands(job: JobSpec, leader: LeaderAddress) -> list[NodeCommand]:
-    """Return the processes for the nodes or array jobs."""
     variables = {**job.environment, **build_rendezvous_variables(job, leader)}
     if job.jobs == 1:
         return [NodeCommand(node, job.command, variables) for node in range(job.max_nodes)]
@@ -121,7 +120,6 @@ class JobFolder:
             return False
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the job's events, oldest first."""
         return jsonl.read_lines(self._events, EventLine)
 
     def write_event(self, message: str, **values: Any) -> None:

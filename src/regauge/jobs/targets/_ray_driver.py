@@ -63,7 +63,6 @@ def format_event(document: dict[str, Any]) -> str:
 
 
 def format_line(attempt: int, node: int, text: str) -> str:
-    """Format a node's line with attempt and node number."""
     return f"[{attempt}/{node}] {text}"
 
 
@@ -82,7 +81,6 @@ def read_events(log: str) -> list[dict[str, Any]]:
 
 
 def read_lines(log: str) -> Iterator[NodeLine]:
-    """Yield the node lines in a log."""
     for line in log.splitlines():
         if match := _LINE.fullmatch(line):
             yield NodeLine(int(match[1]), int(match[2]), match[3])

@@ -119,7 +119,6 @@ def _list_reasons(attempt: Detail) -> tuple[str, str]:
 
 
 def build_node_status(index: int, detail: Detail) -> NodeStatus:
-    """Return the status of a node or array job."""
     host = str(detail.get("container", {}).get("containerInstanceArn", "")).rpartition("/")[2]
     return NodeStatus(index, find_state(detail), host, find_exit_code(detail), find_reason(detail))
 

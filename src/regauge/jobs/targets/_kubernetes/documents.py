@@ -215,7 +215,6 @@ def _list_overrides(template: Object, target: KubernetesSettings) -> Object:
 
 
 def build_job_set(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:
-    """Return a pipeline's JobSet, with one Job per stage."""
     return _render(
         "job_set",
         metadata=metadata,

@@ -88,7 +88,6 @@ class JobClient:
         )
 
     def find_status(self) -> JobStatus:
-        """Return the job's state; raises SettingsError if the cluster does not have the job."""
         job = self._read_job()
         pods = self._list_pods()
         events = [] if pods else self._list_events(job)
@@ -101,7 +100,6 @@ class JobClient:
         return describe_job(self.handle, objects)
 
     def list_events(self) -> list[JobEvent]:
-        """Return events for the job and its objects, oldest first."""
         return [_convert_event(event) for event in self._list_events(self._read_job())]
 
     def read_log(self, request: LogRequest) -> Iterator[str]:

@@ -113,7 +113,6 @@ def _list_trainer_pods(job: dict[str, Any], runtime: dict[str, Any]) -> list[Pod
 
 
 def _list_batch_pods(job: dict[str, Any]) -> list[PodSpec]:
-    """Return a Job's pod, or an Indexed Job's pods."""
     spec, name = job["spec"], job["metadata"]["name"]
     template = spec["template"]["spec"]
     if spec.get("completionMode") != "Indexed":

@@ -95,7 +95,6 @@ def build_pod_template(
 
 
 def _select_nodes(job: JobSpec, settings: PodSettings) -> dict[str, str]:
-    """Return labels that select the nodes for a pod."""
     selector = dict(settings.node_selector)
     if job.machine is not None:
         selector["node.kubernetes.io/instance-type"] = job.machine.name

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from regauge.data.columns import find_embedding_rows
 from regauge.data.dataset import DatasetRows
 from regauge.models.ranker import Ranker
-from regauge.tasks import _ranking
+from regauge.tasks import rank
 
 Batch = dict[str, Tensor]
 
@@ -124,7 +124,7 @@ class _Collator:
         texts = [torch.tensor(text) for row in rows for text in self._read_texts(row)]
         lengths = torch.tensor([len(text) for text in texts])
         tokens = pad_sequence(texts, batch_first=True, padding_value=self._pad)
-        table = partial(_ranking.build_feature_table, rows, self._max_candidates)
+        table = partial(rank.build_feature_table, rows, self._max_candidates)
         hashes = table(task.categorical_features, np.int64(-1))
         return {
             "tokens": tokens,
@@ -133,7 +133,7 @@ class _Collator:
             "categories": torch.from_numpy(find_embedding_rows(hashes, task.interactions.buckets)),
             "labels": torch.from_numpy(table((task.label,), np.float32(0))[..., 0]),
             "present": torch.from_numpy(
-                _ranking.build_candidate_mask(rows, self._max_candidates, task.label)
+                rank.build_candidate_mask(rows, self._max_candidates, task.label)
             ),
         }
 

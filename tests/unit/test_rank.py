@@ -22,7 +22,7 @@ from regauge.data.loader import CollatorConfig
 from regauge.models.ranker import CrossLayer, LowRankCrossLayer, RankerShape, RankingHead
 from regauge.models.settings import Interactions, Model
 from regauge.system.errors import RegaugeError, SettingsError
-from regauge.tasks import _objectives, _quality, _ranking
+from regauge.tasks import _objectives, _quality
 from regauge.tasks.rank import Rank
 from regauge.training.heldout import compute_means
 
@@ -325,5 +325,8 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
         TASK.check_dataset(Dataset(datasets.write_pairs(tmp_path / "pairs")).manifest)
 
 
-def test_the_scale_of_a_feature_without_values_is_neutral() -> None:
-    assert _ranking.feature_scale(ColumnInfo(max_length=1, kind="float")) == (0.0, 1.0)
+def test_the_scale_of_a_feature_without_values_is_neutral(data: Dataset) -> None:
+    columns = {**data.manifest.columns, "price": ColumnInfo(max_length=1, kind="float")}
+    manifest = data.manifest.model_copy(update={"columns": columns})
+    head: Any = TASK.build_module(MODEL, manifest, 0).head
+    assert (head.mean.tolist(), head.std.tolist()) == ([0.0], [1.0])

@@ -20,10 +20,9 @@ from regauge.data.loader import CollatorConfig
 from regauge.models.settings import Model
 from regauge.system.errors import SettingsError
 from regauge.tasks import Task, _retrieval
-from regauge.tasks._pairs import choose_partners
 from regauge.tasks.clm import Clm
 from regauge.tasks.contrastive import Contrastive
-from regauge.tasks.mlm import Mlm
+from regauge.tasks.mlm import Mlm, choose_partners
 from regauge.tasks.sft import Sft
 
 ROWS = 200

@@ -1,10 +1,8 @@
 """Training tasks: which batches a model reads, its loss, and its held-out metrics.
 
-`Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `dpo`,
-`contrastive`, `triplet`, `similarity`, `distill`, `classify`, `tokens`, `rank`. `_tokens` and
-`_fields` build batches from token rows and record fields, `_pairs` from next-sentence pairs;
-`_embeddings` is the base class for tasks that train vectors. `_objectives` contains ranking losses;
-`_quality`, `_entities` and `_retrieval` contain metrics.
+`Task` is the interface; each public file here is one task. `_tokens` and `_fields` build batches
+from token rows and record fields. `_objectives` contains ranking losses; `_quality`, `_entities`
+and `_retrieval` contain metrics.
 
 A task is a frozen settings class. It may import `data` and `models`; torch only inside methods, so
 run files are checked without it.
@@ -26,12 +24,14 @@ if TYPE_CHECKING:
 
     import numpy as np
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.architectures import HeadKind
+    from regauge.models.dropout import DropoutKeys
     from regauge.models.io_spec import InputSpec, OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
@@ -203,6 +203,15 @@ class Task(Choice):
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         """Build the module to train, in fp32; on the meta device without weights."""
         raise NotImplementedError
+
+    def build_model(
+        self, model: Model, manifest: DatasetManifest, seed: int, **options: Any
+    ) -> tuple[PreTrainedModel, DropoutKeys]:
+        """Build the transformers model with the task's head, as `architectures.build_model`."""
+        from regauge.models import architectures
+
+        vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
+        return architectures.build_model(model, self.head, vocab_size, seed, pad_id, **options)
 
     def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
         """Return the transformers head, or None if the module has other weights besides.

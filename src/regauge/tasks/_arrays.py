@@ -19,40 +19,20 @@ Texts = list[np.ndarray | None]
 """Token ids per text, each [length]; None in padding rows."""
 
 
-def repeat_rows(row_numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row number and text number for each text in rows with `count` texts."""
-    numbers = np.resize(row_numbers, count * len(row_numbers))
-    return numbers, np.repeat(np.arange(count), len(row_numbers))
-
-
-def plan_sorted_texts(
-    texts: Texts, row_numbers: np.ndarray, batch_texts: int, bucket_lengths: tuple[int, ...]
-) -> list[MicrobatchPlan]:
-    """Sort texts by length, and split them into microbatches with `batch_texts` texts."""
-    lengths = _count_tokens(texts)
-    longest_first = np.argsort(-lengths, kind="stable")
-    plans = []
-    for slots in longest_first.reshape(-1, batch_texts):
-        numbers, indices = np.divmod(slots, len(row_numbers))
-        length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
-        plans.append(MicrobatchPlan(row_numbers[indices], numbers, slots, length))
-    return plans
-
-
-def plan_sorted_rows(
+def plan_sorted_slots(
     row_numbers: np.ndarray,  # [global batch]
-    lengths: Sequence[int],  # [global batch]
-    microbatch_rows: int,
+    lengths: Sequence[int],  # [slots], by text number first, then by row
+    batch_slots: int,
     bucket_lengths: tuple[int, ...],
 ) -> list[MicrobatchPlan]:
-    """Sort whole rows by their longest text, and split them into microbatches."""
+    """Sort slots by length, and split them into microbatches with `batch_slots` slots."""
     sizes = np.array(lengths)
     longest_first = np.argsort(-sizes, kind="stable")
     plans = []
-    for slots in longest_first.reshape(-1, microbatch_rows):
+    for slots in longest_first.reshape(-1, batch_slots):
+        numbers, indices = np.divmod(slots, len(row_numbers))
         length = find_bucket_length(int(sizes[slots].max()), bucket_lengths)
-        numbers, texts = row_numbers[slots], np.zeros_like(slots)
-        plans.append(MicrobatchPlan(numbers, texts, slots, length))
+        plans.append(MicrobatchPlan(row_numbers[indices], numbers, slots, length))
     return plans
 
 
@@ -88,7 +68,7 @@ def build_text_arrays(
     positions = np.arange(plan.length, dtype=np.int32)
     return {
         "tokens": pad_sequences(texts, plan.length, config.pad_id),
-        "segments": (positions < _count_tokens(texts)[:, None]).astype(np.int32),
+        "segments": (positions < np.array(count_tokens(texts))[:, None]).astype(np.int32),
         "positions": np.broadcast_to(positions, (len(texts), plan.length)).copy(),
         "keys": build_dropout_keys(plan, key),
     }
@@ -100,6 +80,6 @@ def build_token_types(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:
     return (is_second & (arrays["segments"] > 0)).astype(np.int32)
 
 
-def _count_tokens(texts: Texts) -> np.ndarray:
-    """Return text lengths, [texts]; 0 for a missing one."""
-    return np.array([0 if text is None else len(text) for text in texts])
+def count_tokens(texts: Texts) -> list[int]:
+    """Return text lengths; 0 for a missing one."""
+    return [0 if text is None else len(text) for text in texts]

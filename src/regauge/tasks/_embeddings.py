@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import model_validator
 
 from regauge.models import sentence_transformers
-from regauge.models.io_spec import InputSpec
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
@@ -16,13 +15,10 @@ from regauge.tasks._fields import TEXT_TOKENS, FieldsTask
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-
-    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.dataset import DatasetManifest
     from regauge.models.architectures import HeadKind
     from regauge.models.modules import Encoder
     from regauge.models.settings import Model
-    from regauge.tasks._arrays import Texts
 
 QUERY, DOCUMENT = "query", "document"
 """Prompt names, as in sentence-transformers."""
@@ -105,26 +101,6 @@ class EmbeddingTask(FieldsTask):
     def slots_per_row(self) -> int:
         return len(self.text_columns())
 
-    def read_texts(
-        self,
-        rows: DatasetRows,
-        row_numbers: np.ndarray,
-        text_numbers: np.ndarray,
-        special: tuple[int, ...] = (),
-    ) -> Texts:
-        """Read texts, numbered as in `text_columns`."""
-        from regauge.data.batches import take_rows
-
-        del special
-        names = self.text_columns()
-        records = zip(take_rows(rows, row_numbers), text_numbers, strict=True)
-        return [None if row is None else row[names[number]] for row, number in records]
-
-    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Read one text per record, from any field."""
-        limits = (manifest.columns[name].max_length for name in self.text_columns())
-        return InputSpec(max_lengths=(max(limits),))
-
     def export_prompts(self, manifest: DatasetManifest) -> dict[str, str]:
         prompts = {
             name: manifest.columns[columns[0]].prompt
@@ -133,7 +109,6 @@ class EmbeddingTask(FieldsTask):
         return prompts if any(prompts.values()) else {}
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
-        from regauge.models.architectures import build_model
         from regauge.models.modules import Encoder
         from regauge.system.hub import resolve_model
 
@@ -143,8 +118,7 @@ class EmbeddingTask(FieldsTask):
         pooling = sentence_transformers.Pooling(
             modes=self.pooling or default.modes, normalize=self.normalizes_vectors()
         )
-        vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
-        return Encoder(*build_model(model, "none", vocab_size, seed, pad_id), pooling)
+        return Encoder(*self.build_model(model, manifest, seed), pooling)
 
 
 def measure_vectors(module: Encoder) -> int:

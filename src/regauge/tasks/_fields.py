@@ -11,6 +11,7 @@ from regauge.data.buckets import (
     count_batch_tokens,
     sum_histograms,
 )
+from regauge.models.io_spec import InputSpec
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.wording import format_count
@@ -64,11 +65,26 @@ class FieldsTask(Task):
         text_numbers: np.ndarray,  # [texts] from 0 in each row
         special: tuple[int, ...] = (),
     ) -> Texts:
-        """Read the tokens of texts; None if the row number is PADDING.
+        """Read the tokens of texts; None if the row number is PADDING."""
+        from regauge.data.batches import take_rows
+
+        pairs = zip(take_rows(rows, row_numbers), text_numbers, strict=True)
+        return [self.select_text(row, number, special) if row else None for row, number in pairs]
+
+    def select_text(
+        self, row: dict[str, np.ndarray], number: int, special: tuple[int, ...]
+    ) -> np.ndarray:
+        """Return the tokens of a row's text, numbered as in `text_columns`.
 
         `special` are the special token ids. Without them, a text pair may be one token too long.
         """
-        raise NotImplementedError
+        del special
+        return row[self.text_columns()[number]]
+
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
+        """Read one text per record, from any field."""
+        limits = (manifest.columns[name].max_length for name in self.text_columns())
+        return InputSpec(max_lengths=(max(limits),))
 
     def bucket_lengths(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the lengths that cause the least padding over all texts."""
@@ -114,12 +130,20 @@ class FieldsTask(Task):
         """
         from regauge.tasks import _arrays
 
-        count = self.slots_per_row()
-        repeated_numbers, text_numbers = _arrays.repeat_rows(row_numbers, count)
-        texts = self.read_texts(rows, repeated_numbers, text_numbers)
-        return _arrays.plan_sorted_texts(
-            texts, row_numbers, count * microbatch_rows, bucket_lengths
-        )
+        lengths = self.slot_lengths(rows, row_numbers)
+        batch_slots = self.slots_per_row() * microbatch_rows
+        return _arrays.plan_sorted_slots(row_numbers, lengths, batch_slots, bucket_lengths)
+
+    def slot_lengths(self, rows: DatasetRows, row_numbers: np.ndarray) -> list[int]:
+        """Return the tokens in each slot of a global batch; 0 for padding."""
+        import numpy as np
+
+        from regauge.tasks import _arrays
+
+        numbers = np.arange(self.slots_per_row())
+        repeated_rows = np.resize(row_numbers, len(numbers) * len(row_numbers))
+        text_numbers = np.repeat(numbers, len(row_numbers))
+        return _arrays.count_tokens(self.read_texts(rows, repeated_rows, text_numbers))
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig

@@ -154,10 +154,6 @@ class Bm25Index:
                 row[:] = self._index.get_scores(words)
         return torch.from_numpy(scores)
 
-    def score_documents(self, query: str, indices: Sequence[int]) -> Tensor:
-        """Score selected documents for one query, [indices]."""
-        return self.score([query])[0, list(indices)]
-
 
 def fuse_scores(left: Tensor, right: Tensor, is_document: Tensor) -> Tensor:
     """Fuse two score matrices by reciprocal rank, [queries, documents].

@@ -112,12 +112,9 @@ class NextTokenTask(TokenTask):
         return "causal"
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build_model
         from regauge.models.modules import CausalLanguageModel
 
-        tokenizer = manifest.tokenizer
-        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
-        return CausalLanguageModel(*build_model(model, "causal", vocab_size, seed, pad_id))
+        return CausalLanguageModel(*self.build_model(model, manifest, seed))
 
     def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int

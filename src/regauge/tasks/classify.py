@@ -12,12 +12,7 @@ from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.system.errors import DataError, SettingsError
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._classes import MIN_CLASSES, ClassesTask
-from regauge.tasks._fields import (
-    TEXT_TOKENS,
-    check_field,
-    field_histogram,
-    label_range,
-)
+from regauge.tasks._fields import TEXT_TOKENS, check_field, field_histogram, label_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +25,6 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.tasks._arrays import Texts
 
 
 LABEL_KINDS = {
@@ -187,18 +181,18 @@ class Classify(ClassesTask):
             joined_text_histogram, (field_histogram(manifest, name) for name in self.text_fields)
         )
 
-    def read_texts(
-        self,
-        rows: DatasetRows,
-        row_numbers: np.ndarray,
-        text_numbers: np.ndarray,
-        special: tuple[int, ...] = (),
-    ) -> Texts:
-        """Read one text per row; a pair is one text with one start token."""
-        from regauge.data.batches import take_rows
+    def select_text(
+        self, row: dict[str, np.ndarray], number: int, special: tuple[int, ...]
+    ) -> np.ndarray:
+        """Return a row's only text; a pair is one text with one start token."""
+        import numpy as np
 
-        del text_numbers
-        return self._join_all_texts(take_rows(rows, row_numbers), special)
+        del number
+        if len(self.text_fields) == 1:
+            return row[self.text_fields[0]]
+        left, right = (row[name] for name in self.text_fields)
+        has_start_token = left[0] == right[0] and int(left[0]) in special
+        return np.concatenate([left, right[1:] if has_start_token else right])
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -211,7 +205,7 @@ class Classify(ClassesTask):
         from regauge.tasks import _arrays
 
         records = take_rows(rows, plan.row_numbers)
-        texts = self._join_all_texts(records, config.special_ids)
+        texts = [self.select_text(row, 0, config.special_ids) if row else None for row in records]
         arrays = _arrays.build_slot_arrays(texts, plan, key, config)
         starts = [len(row[self.text_fields[0]]) if row else 0 for row in records]
         labels = self._build_labels(records)
@@ -242,15 +236,13 @@ class Classify(ClassesTask):
         return ModelHead(self.head, self._count_outputs(self.resolve_defaults(manifest).classes))
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import ClassHead, build_model
+        from regauge.models.architectures import ClassHead
         from regauge.models.modules import Classifier
 
-        tokenizer = manifest.tokenizer
-        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
         resolved = self.resolve_defaults(manifest)
         outputs = self._count_outputs(resolved.classes)
         head = ClassHead(outputs, resolved.class_names, PROBLEM_TYPES[self.problem_type])
-        return Classifier(*build_model(model, "classes", vocab_size, seed, pad_id, class_head=head))
+        return Classifier(*self.build_model(model, manifest, seed, class_head=head))
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         losses, weights = self._losses(output["scores"], batch["labels"])
@@ -360,19 +352,6 @@ class Classify(ClassesTask):
             scores, labels, weights, reduction="none", label_smoothing=self.label_smoothing
         )
         return losses, ones if weights is None else weights[labels]
-
-    def _join_all_texts(self, records: OptionalRows, special: tuple[int, ...]) -> Texts:
-        return [None if row is None else self._join_texts(row, special) for row in records]
-
-    def _join_texts(self, row: dict[str, np.ndarray], special: tuple[int, ...]) -> np.ndarray:
-        """Return one text, or two concatenated without the second one's start token."""
-        import numpy as np
-
-        if len(self.text_fields) == 1:
-            return row[self.text_fields[0]]
-        left, right = (row[name] for name in self.text_fields)
-        has_start_token = left[0] == right[0] and int(left[0]) in special
-        return np.concatenate([left, right[1:] if has_start_token else right])
 
     def _check_labels(self, manifest: DatasetManifest) -> None:
         lowest, highest = label_range(manifest, self.label)

@@ -93,26 +93,22 @@ class Distill(EmbeddingTask):
         return {**arrays, "teacher_vectors": vectors.astype(np.float32)}
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        losses, real = self._compute_losses(output, batch), batch["real"]
+        from torch.nn.functional import cosine_similarity
+
+        vectors, expected, real = output["vectors"], batch["teacher_vectors"], batch["real"]
+        if self.objective == "cosine":
+            losses = 1 - cosine_similarity(vectors, expected)
+        else:
+            losses = (vectors - expected).square().mean(1)
         return (losses * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
         """Return the loss, and the mean cosine similarity with the teacher's vectors."""
         from torch.nn.functional import cosine_similarity
 
-        cosines, real = (
-            cosine_similarity(output["vectors"], batch["teacher_vectors"]),
-            batch["real"],
-        )
+        cosines = cosine_similarity(output["vectors"], batch["teacher_vectors"])
+        real = batch["real"]
         return {
             "loss": self.loss(output, batch),
             "cosine_similarity": ((cosines * real).sum(), real.sum()),
         }
-
-    def _compute_losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        from torch.nn.functional import cosine_similarity
-
-        vectors, expected = output["vectors"], batch["teacher_vectors"]
-        if self.objective == "cosine":
-            return 1 - cosine_similarity(vectors, expected)
-        return (vectors - expected).square().mean(1)

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from regauge.data.buckets import longest_text_histogram
 from regauge.data.conversations import ANSWERS, CHOSEN, MASKS
-from regauge.models.io_spec import InputSpec
 from regauge.tasks import MetricSums
 from regauge.tasks._fields import FieldsTask, field_histogram
 from regauge.tasks._tokens import NextTokenTask, find_first_answer
@@ -70,22 +69,12 @@ class Dpo(FieldsTask):
         del manifest
         return len(ANSWERS)
 
-    def split_batch(
-        self,
-        rows: DatasetRows,
-        row_numbers: np.ndarray,
-        microbatch_rows: int,
-        bucket_lengths: tuple[int, ...],
-    ) -> list[MicrobatchPlan]:
-        """Sort a global batch's rows by their longer conversation and split them."""
+    def slot_lengths(self, rows: DatasetRows, row_numbers: np.ndarray) -> list[int]:
+        """Return the length of each row's longer conversation."""
         from regauge.data.batches import take_rows
-        from regauge.tasks import _arrays
 
-        lengths = [
-            0 if row is None else max(len(row[name]) for name in ANSWERS)
-            for row in take_rows(rows, row_numbers)
-        ]
-        return _arrays.plan_sorted_rows(row_numbers, lengths, microbatch_rows, bucket_lengths)
+        records = take_rows(rows, row_numbers)
+        return [max(len(row[name]) for name in ANSWERS) if row else 0 for row in records]
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -122,17 +111,10 @@ class Dpo(FieldsTask):
     def output_kind(self) -> OutputKind:
         return "text"
 
-    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Read one text per record, a prompt."""
-        return InputSpec(max_lengths=(manifest.columns[CHOSEN].max_length,))
-
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build_model
         from regauge.models.modules import AnswerLikelihoodModel
 
-        tokenizer = manifest.tokenizer
-        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
-        return AnswerLikelihoodModel(*build_model(model, "causal", vocab_size, seed, pad_id))
+        return AnswerLikelihoodModel(*self.build_model(model, manifest, seed))
 
     def reference_values(self, output: dict[str, Tensor]) -> Tensor:
         """Return both answers' log-probabilities, [rows, 2]."""

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from regauge.models.io_spec import InputSpec
 from regauge.system.errors import SettingsError
-from regauge.tasks import MetricSums, _pairs
+from regauge.tasks import MetricSums
+from regauge.tasks._fields import field_histogram
 from regauge.tasks._tokens import NLL, TokenTask
 
 if TYPE_CHECKING:
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.architectures import HeadKind
-    from regauge.models.io_spec import InputSpec
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
+
+HALVES = ("first", "second")
+IS_RANDOM_KEY, OFFSET_KEY = -1, -2
+"""Keys for a row's two random draws; token draws have the keys 0 and above."""
 
 
 class Mlm(TokenTask):
@@ -41,19 +46,17 @@ class Mlm(TokenTask):
 
     def bucket_lengths(self, manifest: DatasetManifest) -> tuple[int, ...]:
         if self.next_sentence:
-            return (_pairs.max_row_tokens(manifest),)
+            return (_max_row_tokens(manifest),)
         return super().bucket_lengths(manifest)
 
     def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
         if self.next_sentence:
-            return _pairs.real_token_fraction(manifest)
+            return _padded_token_fraction(manifest)
         return super().real_token_fraction(manifest, form)
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        from regauge.models.io_spec import InputSpec
-
         if self.next_sentence:
-            return InputSpec(max_lengths=(_pairs.max_row_tokens(manifest),))
+            return InputSpec(max_lengths=(_max_row_tokens(manifest),))
         return super().input_spec(manifest)
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
@@ -68,16 +71,13 @@ class Mlm(TokenTask):
         return "pairs" if self.next_sentence else "masked"
 
     def text_columns(self) -> tuple[str, ...]:
-        return _pairs.HALVES if self.next_sentence else super().text_columns()
+        return HALVES if self.next_sentence else super().text_columns()
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build_model
         from regauge.models.modules import MaskedLanguageModel, NextSentenceModel
 
-        vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
-        if self.next_sentence:
-            return NextSentenceModel(*build_model(model, "pairs", vocab_size, seed, pad_id))
-        return MaskedLanguageModel(*build_model(model, "masked", vocab_size, seed, pad_id))
+        kind = NextSentenceModel if self.next_sentence else MaskedLanguageModel
+        return kind(*self.build_model(model, manifest, seed))
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -91,7 +91,7 @@ class Mlm(TokenTask):
 
         from regauge.data.randomness import hash_keys
 
-        build = _pairs.build_pair_batch if self.next_sentence else self.build_packed_batch
+        build = _build_pair_batch if self.next_sentence else self.build_packed_batch
         arrays = build(rows, plan, key, config)
         tokens = arrays["tokens"]
         eligible = (arrays["segments"] > 0) & ~np.isin(tokens, config.special_ids)
@@ -150,3 +150,65 @@ class Mlm(TokenTask):
         random = (draws // np.uint64(10) % np.uint64(config.vocab_size)).astype(np.int32)
         mask = np.int32(config.mask_id if config.mask_id is not None else config.pad_id)
         return np.where(decile < 8, mask, np.where(decile == 8, random, labels))  # noqa: PLR2004
+
+
+def _build_pair_batch(
+    rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+) -> Arrays:
+    """Build token arrays with `types`, [batch, length], and `next_sentence_label`, [batch].
+
+    Types are 1 in second halves. As in BERT, the label is 0 if the second half follows the first,
+    and 1 if it is from another row.
+    """
+    import numpy as np
+
+    from regauge.data.batches import take_rows
+    from regauge.data.row_order import PADDING
+    from regauge.tasks import _arrays
+
+    real = plan.row_numbers >= 0
+    partners = np.full_like(plan.row_numbers, PADDING)
+    partners[real] = choose_partners(plan.row_numbers[real], len(rows), key)
+    records = zip(take_rows(rows, plan.row_numbers), take_rows(rows, partners), strict=True)
+    pairs = [
+        (record[HALVES[0]], partner[HALVES[1]]) if record and partner else None
+        for record, partner in records
+    ]
+    texts = [None if pair is None else np.concatenate(pair) for pair in pairs]
+    arrays = _arrays.build_text_arrays(texts, plan, key, config)
+    types = _arrays.build_token_types(
+        arrays, [0 if pair is None else len(pair[0]) for pair in pairs]
+    )
+    is_random = real & (partners != plan.row_numbers % len(rows))
+    return {**arrays, "types": types, "next_sentence_label": is_random.astype(np.int64)}
+
+
+def choose_partners(
+    row_numbers: np.ndarray,  # [rows], 0 or more
+    count: int,
+    key: RandomKey,
+) -> np.ndarray:  # [rows], 0 … count - 1
+    """Return each row's partner for the second half: itself for about half of the rows.
+
+    Depends only on (seed, epoch, row). In a one-row dataset the partner is the row itself.
+    """
+    import numpy as np
+
+    from regauge.data.randomness import hash_keys
+
+    numbers = row_numbers % count
+    is_random = hash_keys(key.seed, key.epoch, row_numbers, IS_RANDOM_KEY) % np.uint64(2)
+    steps = hash_keys(key.seed, key.epoch, row_numbers, OFFSET_KEY) % np.uint64(max(count - 1, 1))
+    offsets = (is_random * (steps + np.uint64(1))).astype(np.int64)
+    return np.asarray((numbers + offsets) % count)
+
+
+def _max_row_tokens(manifest: DatasetManifest) -> int:
+    return sum(manifest.columns[name].max_length for name in HALVES)
+
+
+def _padded_token_fraction(manifest: DatasetManifest) -> float:
+    """Return the fraction of real tokens if every row is padded to the maximum length."""
+    histograms = [field_histogram(manifest, name) for name in HALVES]
+    tokens = sum(length * n for counts in histograms for length, n in enumerate(counts))
+    return tokens / max(_max_row_tokens(manifest) * sum(histograms[0]), 1)

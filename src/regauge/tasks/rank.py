@@ -162,19 +162,11 @@ class Rank(FieldsTask):
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         return max(1, self._count_texts(manifest.columns[self.label].max_group_size))
 
-    def split_batch(
-        self,
-        rows: DatasetRows,
-        row_numbers: np.ndarray,
-        microbatch_rows: int,
-        bucket_lengths: tuple[int, ...],
-    ) -> list[MicrobatchPlan]:
-        """Sort a global batch's rows by their longest text and split them."""
+    def slot_lengths(self, rows: DatasetRows, row_numbers: np.ndarray) -> list[int]:
+        """Return the length of each row's longest text."""
         from regauge.data.batches import take_rows
-        from regauge.tasks import _arrays
 
-        lengths = [self._longest_text(row) for row in take_rows(rows, row_numbers)]
-        return _arrays.plan_sorted_rows(row_numbers, lengths, microbatch_rows, bucket_lengths)
+        return [self._longest_text(row) for row in take_rows(rows, row_numbers)]
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -188,18 +180,17 @@ class Rank(FieldsTask):
 
         from regauge.data.batches import take_rows
         from regauge.data.columns import find_embedding_rows
-        from regauge.tasks import _ranking
 
         records = take_rows(rows, plan.row_numbers)
         max_candidates = config.max_group_size
-        table = partial(_ranking.build_feature_table, records, max_candidates)
+        table = partial(build_feature_table, records, max_candidates)
         hashes = table(self.categorical_features, np.int64(-1))
         return {
             **self._build_text_arrays(records, plan, key, config),
             "numbers": table(self.numeric_features, np.float32(np.nan)),
             "categories": find_embedding_rows(hashes, self.interactions.buckets),
             "labels": table((self.label,), np.float32(0))[..., 0],
-            "present": _ranking.build_candidate_mask(records, max_candidates, self.label),
+            "present": build_candidate_mask(records, max_candidates, self.label),
             "slots": plan.slots,
             "real": (plan.row_numbers >= 0).astype(np.float32),
         }
@@ -224,18 +215,13 @@ class Rank(FieldsTask):
         )
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build_model
         from regauge.models.heads import read_head_buffers
         from regauge.models.ranker import Ranker, RankerShape
         from regauge.system.hub import resolve_model
-        from regauge.tasks._ranking import feature_scale
 
         for name in (*self.numeric_features, self.label):
             check_field(manifest, name, ("integer", "float"))
-        tokenizer = manifest.tokenizer
-        build = partial(
-            build_model, model, "none", tokenizer.vocab_size, seed, tokenizer.pad_token_id
-        )
+        build = partial(self.build_model, model, manifest, seed)
         encoder, keys = build()
         document_encoder = build(keys=keys)[0] if self.encoders == "separate" else None
         shape = RankerShape(
@@ -246,7 +232,8 @@ class Rank(FieldsTask):
             len(self.categorical_features),
             calibrated=self.objective == "pointwise",
         )
-        scale = [feature_scale(manifest.columns[name]) for name in self.numeric_features]
+        columns = [manifest.columns[name] for name in self.numeric_features]
+        scale = [(column.mean or 0.0, column.std or 1.0) for column in columns]
         module = Ranker(encoder, keys, shape, self.interactions, scale, documents=document_encoder)
         if not self.query:  # no text reaches the encoder
             encoder.requires_grad_(requires_grad=False)
@@ -308,7 +295,7 @@ class Rank(FieldsTask):
         index = _retrieval.Bm25Index(list(numbers))
         scores = labels.new_zeros(labels.shape)
         for cells, query, texts in zip(scores, queries, candidates, strict=True):
-            cells[: len(texts)] = index.score_documents(query, [numbers[text] for text in texts])
+            cells[: len(texts)] = index.score([query])[0, [numbers[text] for text in texts]]
         return {"BM25": self._ranking_metrics(scores, labels, present)}
 
     def _ranking_metrics(self, scores: Tensor, labels: Tensor, present: Tensor) -> MetricSums:
@@ -379,3 +366,28 @@ class Rank(FieldsTask):
                 f"no candidate is relevant: every '{self.label}' is 0",
                 "label relevant candidates above 0",
             )
+
+
+def build_feature_table(
+    rows: OptionalRows, max_candidates: int, names: tuple[str, ...], missing: np.generic
+) -> np.ndarray:
+    """Return feature columns, [rows, candidates, features], filled up with `missing`.
+
+    The array has the dtype of `missing`.
+    """
+    import numpy as np
+
+    table = np.full((len(rows), max_candidates, len(names)), missing)
+    for cells, row in zip(table, rows, strict=True):
+        if row is not None:
+            for column, name in enumerate(names):
+                cells[: len(row[name]), column] = row[name]
+    return table
+
+
+def build_candidate_mask(rows: OptionalRows, max_candidates: int, name: str) -> np.ndarray:
+    """Return 1 for each candidate and 0 for padding, [rows, candidates] fp32."""
+    import numpy as np
+
+    counts = np.array([0 if row is None else len(row[name]) for row in rows])
+    return (np.arange(max_candidates) < counts[:, None]).astype(np.float32)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regauge.models.io_spec import InputSpec, ModelHead
+from regauge.models.io_spec import ModelHead
 from regauge.system.errors import SettingsError
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._entities import TagScheme
-from regauge.tasks._fields import (
-    TEXT_TOKENS,
-    check_field,
-)
+from regauge.tasks._fields import TEXT_TOKENS, check_field
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
-    from regauge.tasks._arrays import Texts
 
 NUM_SUMS = 3
 """Row sums before the entity counts: loss, correct words and words."""
@@ -77,19 +73,6 @@ class Tokens(ClassesTask):
             problem = f"'{self.tags}' has {num_classes} classes, and task.classes = {self.classes}"
             raise SettingsError(problem, "remove task.classes")
 
-    def read_texts(
-        self,
-        rows: DatasetRows,
-        row_numbers: np.ndarray,
-        text_numbers: np.ndarray,
-        special: tuple[int, ...] = (),
-    ) -> Texts:
-        from regauge.data.batches import take_rows
-
-        del text_numbers, special
-        records = take_rows(rows, row_numbers)
-        return [None if row is None else row[self.words] for row in records]
-
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
@@ -115,24 +98,16 @@ class Tokens(ClassesTask):
     def output_kind(self) -> OutputKind:
         return "entities"
 
-    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Read one text per record, from any field."""
-        return InputSpec(max_lengths=(manifest.columns[self.words].max_length,))
-
     def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
         return ModelHead(self.head, self.resolve_defaults(manifest).classes or MIN_CLASSES)
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import ClassHead, build_model
+        from regauge.models.architectures import ClassHead
         from regauge.models.modules import TokenClassifier
 
-        tokenizer = manifest.tokenizer
         resolved = self.resolve_defaults(manifest)
         head = ClassHead(resolved.classes or MIN_CLASSES, resolved.class_names)
-        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
-        return TokenClassifier(
-            *build_model(model, "tokens", vocab_size, seed, pad_id, class_head=head)
-        )
+        return TokenClassifier(*self.build_model(model, manifest, seed, class_head=head))
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         weights = batch["weights"]

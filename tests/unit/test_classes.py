@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from distributed.runs import BERT, settings
 from regauge import config
+from regauge.commands import prepare as verb
 from regauge.config import build
 from regauge.data.classes import NO_CLASS, LabelCounts, find_classes, list_class_texts
 from regauge.data.dataset import Dataset
 from regauge.data.settings import RowLayout
-from regauge.data.sources._cards import read_class_names
+from regauge.data.sources.huggingface import _read_class_names
 from regauge.system import processes
 from regauge.system.errors import DataError, RegaugeError, SettingsError
 from regauge.tasks.classify import Classify
@@ -164,42 +165,23 @@ def test_a_record_without_a_class_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "labels", "message"),
     [
-        (
-            [0.5, 1.0, 0.0],
-            ["label"],
-            (
-                "'label' has numbers that are not classes, such as 0.5;"
-                " move 'label' to rows.floats,"
-                ' and set task.problem_type = "regression"'
-            ),
-        ),
+        ([0.5, 1.0, 0.0], ["label"], 'rows.floats, and set task.problem_type = "regression"'),
         (["0.5", "1.0"], ["label"], "numbers that are not classes, such as 0.5; move"),
-        (
-            [-1, 1],
-            ["label"],
-            (
-                "'label' has the class -1; classes are numbered from 0; name all classes, such as"
-                ' rows.labels.label = ["-1", "1"]'
-            ),
-        ),
+        ([-1, 1], ["label"], 'the class -1; .* rows.labels.label = \\["-1", "1"\\]'),
         (
             ["spam", "ham", "spam"],
             {"label": ["ham", "eggs"]},
-            (
-                "2 training records have the class 'spam' in 'label', which is not declared;"
-                " add it to rows.labels, or correct the records"
-            ),
+            "2 training records have the class 'spam' in 'label', .*; add it to rows.labels",
         ),
-        ([0, 3], {"label": ["a", "b"]}, "1 training record has the class '3' in 'label', which is"),
+        ([0, 3], {"label": ["a", "b"]}, "1 training record has the class '3' in 'label'"),
         ([1, 70000], ["label"], "the class 70000; the maximum is 65535; number the classes from 0"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(
     tmp_path: Path, values: list[Any], labels: Any, message: str
 ) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=message):
         prepare_labels(tmp_path, values, labels)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("rare", ["rugby", 7])
@@ -207,12 +189,9 @@ def test_a_class_that_only_held_out_rows_have_is_refused(rare: str | int) -> Non
     text = str(rare)
     common = Counter({"0": 5, "1": 5} if text == "7" else {"a": 5, "b": 5})
     counts = LabelCounts(common, Counter({text: 2}))
-    with pytest.raises(DataError) as caught:
+    problem = f"2 held-out records have the class '{rare}' in 'label', .*; set rows.labels.label"
+    with pytest.raises(DataError, match=problem):
         find_classes("label", counts)
-    assert str(caught.value) == (
-        f"2 held-out records have the class '{rare}' in 'label', which no training record has;"
-        " set rows.labels.label to the list of all classes, or remove these records"
-    )
     declared = (*common, text) if text != "7" else tuple("abcdefgh")
     assert find_classes("label", counts, declared).names == declared
 
@@ -285,31 +264,23 @@ def test_names_of_a_class_label_keep_their_order(
     tmp_path: Path, labels: list[Any], feature: Any, numbers: list[Any]
 ) -> None:
     write_features(tmp_path / "saved" / "train-00000-of-00001.parquet", labels, feature)
-    source = {"kind": "huggingface", "name": str(tmp_path / "saved")}
-    tables = {
-        "data": {"path": str(tmp_path / "out")},
-        "source": source,
-        "tokenizer": {"vocab_size": 400},
-        "rows": build_rows(["label"]),
-        **ALL_TRAIN,
-    }
-    data = prepare_tables(tables)
+    data = prepare_source(tmp_path, {"kind": "huggingface", "name": str(tmp_path / "saved")})
     assert data.manifest.columns["label"].class_names == tuple(CLASS_LABEL["names"])
     assert read_labels(data) == numbers
     assert data.manifest.skipped == ({"no class in 'label'": 1} if -1 in labels else {})
 
 
+def build_card(dtype: Any, **keys: Any) -> dict[str, Any]:
+    """Return the table `dataset_info` of a dataset whose labels have a type."""
+    return {"features": [{"name": "label", "dtype": dtype}], **keys}
+
+
 CARDS = {
-    "a table": {"features": [{"name": "label", "dtype": {"class_label": {"names": NAMED}}}]},
-    "a list of names": {
-        "features": [{"name": "label", "dtype": {"class_label": {"names": [*NAMED.values()]}}}]
-    },
+    "a table": build_card({"class_label": {"names": NAMED}}),
+    "a list of names": build_card({"class_label": {"names": [*NAMED.values()]}}),
     "one of several subsets": [
-        {"config_name": "other", "features": [{"name": "label", "dtype": "int64"}]},
-        {
-            "config_name": "default",
-            "features": [{"name": "label", "dtype": {"class_label": {"names": NAMED}}}],
-        },
+        build_card("int64", config_name="other"),
+        build_card({"class_label": {"names": NAMED}}, config_name="default"),
     ],
 }
 
@@ -340,14 +311,7 @@ def test_names_in_the_readme_of_a_dataset_keep_their_order(
     else:
         lines = (json.dumps(row) + "\n" for row in table.to_pylist())
         (folder / "train.jsonl").write_text("".join(lines))
-    tables = {
-        "data": {"path": str(tmp_path / "out")},
-        "source": {"kind": "huggingface", "name": str(folder)},
-        "tokenizer": {"vocab_size": 400},
-        "rows": build_rows(["label"]),
-        **ALL_TRAIN,
-    }
-    data = prepare_tables(tables)
+    data = prepare_source(tmp_path, {"kind": "huggingface", "name": str(folder)})
     assert data.manifest.columns["label"].class_names == ("sport", "finance", "cooking")
     assert read_labels(data) == [0, 0, 1, 0]
     assert data.manifest.skipped == {"no class in 'label'": 1}
@@ -386,14 +350,20 @@ def test_names_in_the_readme_of_a_dataset_keep_their_order(
     ],
 )
 def test_class_names_of_a_card(info: Any, subset: str, names: dict[str, Any]) -> None:
-    assert read_class_names(info, subset) == names
+    assert _read_class_names(info, subset) == names
 
 
-def prepare_tables(tables: dict[str, Any]) -> Dataset:
-    from regauge.commands import prepare as verb
-
+def prepare_source(folder: Path, source: dict[str, Any]) -> Dataset:
+    """Prepare the labels of a source without a held-out split."""
+    tables = {
+        "data": {"path": str(folder / "out")},
+        "source": source,
+        "tokenizer": {"vocab_size": 400},
+        "rows": build_rows(["label"]),
+        **ALL_TRAIN,
+    }
     verb.run(build(verb.PrepareSettings, tables))
-    return Dataset(Path(tables["data"]["path"]))
+    return Dataset(folder / "out")
 
 
 def test_names_of_several_sources_are_merged(tmp_path: Path) -> None:
@@ -401,14 +371,7 @@ def test_names_of_several_sources_are_merged(tmp_path: Path) -> None:
     other = {**CLASS_LABEL, "names": ["music", "sport"]}
     write_features(tmp_path / "b" / "b.parquet", [0, 1, 1], other)
     sources = [{"kind": "parquet", "files": [f"{tmp_path}/{name}/*.parquet"]} for name in "ab"]
-    tables = {
-        "data": {"path": str(tmp_path / "out")},
-        "source": {"kind": "several", "sources": sources},
-        "tokenizer": {"vocab_size": 400},
-        "rows": build_rows(["label"]),
-        **ALL_TRAIN,
-    }
-    data = prepare_tables(tables)
+    data = prepare_source(tmp_path, {"kind": "several", "sources": sources})
     assert data.manifest.columns["label"].class_names == ("cooking", "music", "sport")
     assert read_labels(data) == [2, 0, 1, 2, 2]
 
@@ -480,25 +443,16 @@ def test_a_task_takes_the_classes_of_the_dataset(names_data: Dataset, tmp_path: 
         ({"classes": 4}, "'label' has 3 classes, and task.classes = 4; remove task.classes"),
         (
             {"classes": 3, "class_names": ("sport", "finance", "cooking")},
-            (
-                "the class names of 'label' are cooking, finance, sport,"
-                " and task.class_names differ;"
-                " remove task.class_names, or set"
-                ' rows.labels.label = ["sport", "finance", "cooking"]'
-            ),
+            r'cooking, finance, sport, .* rows.labels.label = \["sport", "finance", "cooking"\]',
         ),
-        (
-            {"problem_type": "regression"},
-            "'label' has classes, not numbers; list it in rows.floats instead of rows.labels",
-        ),
+        ({"problem_type": "regression"}, "'label' has classes, .* in rows.floats"),
     ],
 )
 def test_a_task_with_other_classes_is_refused(
     names_data: Dataset, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RegaugeError) as caught:
+    with pytest.raises(RegaugeError, match=message):
         Classify(**changes).check_dataset(names_data.manifest)
-    assert str(caught.value) == message
 
 
 def test_a_run_has_the_names_in_its_records_and_its_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,8 @@ def test_metrics_of_several_classes() -> None:
     """F1 averages the classes that occur; Matthews is 1 if all is right, 0 for one class."""
     labels = torch.tensor([0, 2, 2, 0, 2])
     right = torch.nn.functional.one_hot(labels, 4).float()
-    assert compute_metrics(Classify(classes=4), right, labels)["f1"] == pytest.approx(1)
-    assert compute_metrics(Classify(classes=4), right, labels)[
-        "matthews_correlation"
-    ] == pytest.approx(1)
+    perfect = compute_metrics(Classify(classes=4), right, labels)
+    assert (perfect["f1"], perfect["matthews_correlation"]) == pytest.approx((1, 1))
     constant = torch.nn.functional.one_hot(torch.full((5,), 2), 4).float()
     metrics = compute_metrics(Classify(classes=4), constant, labels)
     assert metrics["matthews_correlation"] == 0
@@ -368,10 +367,8 @@ def test_labels_of_every_split_are_checked(
 def test_settings_that_do_not_fit_the_data_are_refused(
     data: Dataset, changes: dict[str, Any], message: str
 ) -> None:
-    task = PAIR.model_copy(update=changes)
-    with pytest.raises(RegaugeError) as caught:
-        task.check_dataset(data.manifest)
-    assert message in str(caught.value)
+    with pytest.raises(RegaugeError, match=re.escape(message)):
+        PAIR.model_copy(update=changes).check_dataset(data.manifest)
 
 
 def test_packed_rows_are_refused(tmp_path: Path) -> None:
@@ -470,8 +467,6 @@ def test_names_in_the_configuration_of_a_model_from_scratch_are_used(data: Datas
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ({"class_names": ("a", "b"), "classes": 3}, "2 names and classes is 3; remove classes"),
-        ({"class_names": ("a", "a")}, "class_names has a name twice"),
         ({"class_names": ("a", "b"), "problem_type": "regression"}, "a regression has no classes"),
         ({"label_smoothing": 0.1, "problem_type": "regression"}, "remove label_smoothing"),
         ({"class_weights": "balanced", "problem_type": "regression"}, "class_weights"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regauge.data.prepare.filters import RecordFilter
+from regauge.data.prepare.read_records import RecordFilter
 from regauge.data.settings import TextLimits
 from regauge.data.sources import Record, Rejected, Skipped
 from regauge.system.errors import DataError, SettingsError

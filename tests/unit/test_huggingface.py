@@ -15,13 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfFileSystem, constants
 
-from regauge import config
 from regauge.commands import prepare as verb
 from regauge.data.sources import _splits
 from regauge.data.sources.huggingface import HuggingFace
 from regauge.data.sources.parquet import Parquet
 from regauge.system import object_store
-from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
+from regauge.system.errors import DataError, RegaugeError, TransientError
 from unit.hub import CONVERTED_SHA, SHA, TOKEN, serve_hub
 from unit.preparing import build_settings, build_tables, prepare_dataset, write_corpus
 from unit.reads import read_fields
@@ -150,11 +149,6 @@ def test_settings_that_a_folder_does_not_support_are_refused(tmp_path: Path) -> 
     assert "has no '_data_files'; save the dataset again" in str(catch_error(name=name))
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
     assert "is not valid YAML" in str(catch_error(name=str(tmp_path)))
-
-
-def test_an_unknown_key_gets_a_suggestion() -> None:
-    with pytest.raises(SettingsError, match="did you mean 'subset'"):
-        config.parse_choice("data/sources", {"kind": "huggingface", "name": "a", "subst": "b"})
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ import pytest
 from regauge.commands import prepare as verb
 from regauge.data import dataset, tokenizer
 from regauge.data.prepare import process_pool, read_records, workdir
-from regauge.data.prepare.filters import RecordFilter
 from regauge.data.prepare.prepare import PrepareJob
+from regauge.data.prepare.read_records import RecordFilter
 from regauge.data.sources import Piece
 from regauge.system import stop_signals
 from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
@@ -387,7 +387,7 @@ def test_an_unreadable_source_is_reported(folder: Path) -> None:
     (folder / "a.jsonl").mkdir()
     with pytest.raises(DataError, match=r"a.jsonl cannot be read.*run again"):
         read_records.read_piece(
-            job.source, RecordFilter({}), folder, read_records.NumberedPiece(0, inputs.pieces[0])
+            job.sources, RecordFilter({}), folder, read_records.NumberedPiece(0, inputs.pieces[0])
         )
 
 
@@ -397,7 +397,7 @@ def test_errors_of_worker_processes_are_raised(folder: Path) -> None:
     items = [
         read_records.NumberedPiece(number, piece) for number, piece in enumerate(missing_pieces)
     ]
-    read = partial(read_records.read_piece, job.source, RecordFilter({}), folder)
+    read = partial(read_records.read_piece, job.sources, RecordFilter({}), folder)
     with (
         pytest.raises(DataError, match=r"(one|two) cannot be read.*No such file"),
         process_pool.ProcessPool(2) as pool,
@@ -478,11 +478,7 @@ def test_invalid_rows_are_refused(folder: Path, rows: dict[str, Any], message: s
         build_settings(folder, rows=rows)
 
 
-def test_an_existing_tokenizer_is_used(folder: Path) -> None:
-    first = prepare_dataset(folder, "first")
-    path = str(first.folder / "tokenizer")
-    second = prepare_dataset(folder, "second", tokenizer={"path": path}, rows={"length": 32})
-    assert second.manifest.tokenizer == first.manifest.tokenizer
+def test_a_missing_tokenizer_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="no tokenizer folder"):
         prepare_dataset(folder, "third", tokenizer={"path": str(folder / "none")})
 

@@ -185,23 +185,16 @@ def test_packed_rows_are_filled_from_one_source_each(prepare: Prepare) -> None:
     ("validation", "error", "message"),
     [
         ([], DataError, "the validation source has no records; correct validation.source"),
-        (
-            [{"text": "a b"}],
-            SettingsError,
-            "validation.source: the source has no field 'label' with a value; known: text",
-        ),
+        ([{"text": "a b"}], SettingsError, "validation.source: the source has no field 'label'"),
         (
             [{**VALIDATION[0], "label": "perhaps"}],
             DataError,
-            "1 held-out record has the class 'perhaps' in 'label', which no training record has",
+            "1 held-out record has the class 'perhaps' in 'label'",
         ),
         (
             [VALIDATION[0], *({"text": 7, "label": "no"} for _ in range(9))],
             DataError,
-            (
-                "most validation records are rejected: 9 of 10 (9 no text in 'text');"
-                " correct rows or validation.source; see the records in"
-            ),
+            "9 of 10 (9 no text in 'text'); correct rows or validation.source; see the records in",
         ),
         ([{"text": " ", "label": "no"}], DataError, "has no validation rows (1 empty 'text')"),
     ],

@@ -55,16 +55,7 @@ MAX_CATEGORIES = 2**20
 """Maximum distinct categories to count per column."""
 
 
-def build_list_column(
-    arrays: list[np.ndarray], list_type: pa.DataType = TOKENS_TYPE
-) -> pa.ListArray:
-    flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
-    return pa.ListArray.from_arrays(_build_offsets(arrays), pa.array(flat, list_type.value_type))
-
-
-def build_fixed_list_column(
-    values: np.ndarray, list_type: pa.DataType = TOKENS_TYPE
-) -> pa.ListArray:
+def build_fixed_list_column(values: np.ndarray, list_type: pa.DataType) -> pa.ListArray:
     """Return an array, [cells, values per cell], as one Arrow column with a list type."""
     num_cells, width = values.shape
     offsets = pa.array(np.arange(num_cells + 1, dtype=np.int32) * width, pa.int32())
@@ -72,8 +63,12 @@ def build_fixed_list_column(
 
 
 def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
-    has_numbers = pa.types.is_list(arrow_type) and not pa.types.is_string(arrow_type.value_type)
-    return build_list_column(cells, arrow_type) if has_numbers else pa.array(cells, arrow_type)
+    """Return cells as one Arrow column; lists of numbers are arrays."""
+    if not pa.types.is_list(arrow_type) or pa.types.is_string(arrow_type.value_type):
+        return pa.array(cells, arrow_type)
+    flat = np.concatenate(cells) if cells else np.zeros(0, dtype=np.int32)
+    offsets = np.cumsum([0, *map(len, cells)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, arrow_type.value_type))
 
 
 def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str] | np.ndarray:
@@ -258,9 +253,3 @@ def value_ranges(column: ColumnInfo) -> dict[str, tuple[float, float]]:
     if column.ranges or column.min is None or column.max is None:
         return column.ranges
     return {"train": (column.min, column.max)}
-
-
-def _build_offsets(arrays: list[np.ndarray]) -> pa.Array:
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
-    np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    return pa.array(offsets)

@@ -298,7 +298,7 @@ class Dataset:
         texts: list[dict[str, Any]] = []
         for file in self._split_info(split).text_files:
             num_left = None if max_rows is None else max_rows - len(texts)
-            texts += _read_texts(self.folder / file.file, num_left)
+            texts += _map_table(self.folder / file.file).slice(0, num_left).to_pylist()
         return texts
 
     def _split_info(self, split: str) -> SplitInfo:
@@ -390,11 +390,6 @@ def _map_columns(path: Path, num_rows: int) -> dict[str, _Column]:
         problem = f"{path} has {table.num_rows} rows; its manifest lists {num_rows}"
         raise DataError(problem, REPEAT_REMEDY)
     return {name: _map_column(table.column(name)) for name in table.column_names}
-
-
-def _read_texts(path: Path, max_rows: int | None) -> list[dict[str, Any]]:
-    texts: list[dict[str, Any]] = _map_table(path).slice(0, max_rows).to_pylist()
-    return texts
 
 
 def _map_table(path: Path) -> pa.Table:

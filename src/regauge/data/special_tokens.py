@@ -69,9 +69,18 @@ def enclose_texts(document: dict[str, Any], special_tokens: SpecialTokens) -> bo
         *_describe_tokens(tokenizer, suffix, 0),
     ]
     pair = [*single, _describe_text("B", 1), *_describe_tokens(tokenizer, suffix, 1)]
-    template = _build_template(tokenizer, single, pair, (*prefix, *suffix))
-    enclosing = Tokenizer(models.BPE())
-    enclosing.post_processor = _load_post_processor(template)
+    tokens = {tokenizer.id_to_token(token_id): token_id for token_id in (*prefix, *suffix)}
+    template = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": {
+            token: {"id": token, "ids": [token_id], "tokens": [token]}
+            for token, token_id in tokens.items()
+        },
+    }
+    empty = json.loads(Tokenizer(models.BPE()).to_str())
+    enclosing = Tokenizer.from_str(json.dumps({**empty, "post_processor": template}))
     if all(
         _apply_post_processor(tokenizer, second) == _apply_post_processor(enclosing, second)
         for second in (None, "b")
@@ -110,31 +119,6 @@ def _describe_tokens(
 def _describe_text(name: str, type_id: int) -> dict[str, Any]:
     """Return the text "A" or "B" as a template piece."""
     return {"Sequence": {"id": name, "type_id": type_id}}
-
-
-def _build_template(
-    tokenizer: Tokenizer,
-    single: list[dict[str, Any]],
-    pair: list[dict[str, Any]],
-    ids: Sequence[int],
-) -> dict[str, Any]:
-    """Return the post-processor with these templates; `ids` are their special tokens."""
-    tokens = {tokenizer.id_to_token(token_id): token_id for token_id in ids}
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": pair,
-        "special_tokens": {
-            token: {"id": token, "ids": [token_id], "tokens": [token]}
-            for token, token_id in tokens.items()
-        },
-    }
-
-
-def _load_post_processor(description: dict[str, Any]) -> Any:
-    document = json.loads(Tokenizer(models.BPE()).to_str())
-    document["post_processor"] = description
-    return Tokenizer.from_str(json.dumps(document)).post_processor
 
 
 def _find_byte_level(description: Any) -> list[dict[str, Any]]:

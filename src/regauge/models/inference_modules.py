@@ -102,11 +102,8 @@ class RankProgram(nn.Module):
         """
         shape = self.module.shape
         flat = tokens.flatten(0, 1)
-        positions = torch.arange(flat.shape[1], dtype=torch.int32, device=flat.device)[None]
         batch = {
-            "tokens": flat,
-            "segments": (positions < lengths.flatten()[:, None]).to(torch.int32),
-            "positions": positions.expand(flat.shape[0], -1),
+            **_build_batch(flat, lengths.flatten(), None),
             "keys": flat[:, 0],  # dropout keys, which are not used
             "numbers": numbers[:, None, : shape.numeric_features],
             "categories": categories[:, None, : shape.categorical_features],

@@ -11,15 +11,15 @@ from __future__ import annotations
 import copy
 import hashlib
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regauge.data.randomness import hash_keys
 from regauge.models import dual_encoder, heads, multitask
 from regauge.models.tensors import bit_sum, find_tied_weights, set_tensor
-from regauge.models.weights import base_weight_name, list_weights, match_weights
+from regauge.models.weights import StoredWeight, base_weight_name, list_weights, match_weights
 from regauge.system.errors import SettingsError
 from regauge.system.hub import resolve_model
 from regauge.system.wording import format_clause
@@ -27,7 +27,6 @@ from regauge.system.wording import format_clause
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from regauge.models.settings import Model
@@ -38,12 +37,8 @@ HASH_BYTES = 7
 """Bytes used from a module name's hash, so that it fits a positive int64."""
 
 
-class WeightSource(Protocol):
-    """One whole weight, in memory or in a file."""
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        """Return a slice of the weight's rows."""
-        ...
+WeightSource = Tensor | StoredWeight
+"""One whole weight, in memory or in a file; a slice reads some of its rows."""
 
 
 class InitialWeights:
@@ -81,9 +76,7 @@ class InitialWeights:
                 for name, value in weights.items()
                 if full_names[name] not in self._sources
             }
-            values: Mapping[str, WeightSource] = {}
-            if drawn:
-                values = self._draw(module_name, module, drawn)
+            values = self._draw(module_name, module, drawn) if drawn else {}
             for name, full_name in full_names.items():
                 yield full_name, values[name] if name in drawn else self._sources[full_name]
 

@@ -100,9 +100,11 @@ def save_adapters(
     folder.mkdir(parents=True, exist_ok=True)
     config = _build_lora_config(model, blocks, settings.lora)
     config.base_model_name_or_path = _find_base(settings, folder.name)
-    config.task_type = _find_task_type(model_class)
+    name = model_class.__name__
+    task_types = (task_type for end, task_type in TASK_TYPES.items() if name.endswith(end))
+    config.task_type = next(task_types, None)
     if config.task_type is None:  # peft's AutoPeftModel then reads the class
-        names = {"base_model_class": model_class.__name__, "parent_library": model_class.__module__}
+        names = {"base_model_class": name, "parent_library": model_class.__module__}
         config.auto_mapping = names
     config.inference_mode = True
     for file in list_tokenizer_files(merged):
@@ -111,17 +113,12 @@ def save_adapters(
     names = {name: name.replace(f".{ADAPTER_NAME}.", ".") for name in trained}
     weights = {f"base_model.model.{names[name]}": value for name, value in trained.items()}
     if config.task_type == SEQUENCE_CLASSIFICATION:
-        weights |= _read_classification_head(merged)
+        weights |= {  # peft stores the head with the adapters
+            f"base_model.model.{name}": weight[:]
+            for name, weight in list_weights(merged).items()
+            if name.partition(".")[0].endswith(HEAD_MODULES)
+        }
     safetensors_io.write_tensors(folder / ADAPTER_WEIGHTS, weights)
-
-
-def _read_classification_head(merged: Path) -> dict[str, Tensor]:
-    """Return the classification head weights, which peft stores with the adapters."""
-    return {
-        f"base_model.model.{name}": weight[:]
-        for name, weight in list_weights(merged).items()
-        if name.partition(".")[0].endswith(HEAD_MODULES)
-    }
 
 
 def check_exportable(folder: Path) -> None:
@@ -141,13 +138,6 @@ def _find_base(settings: Model, encoder: str) -> str | None:
     base = loadable_name(settings.path)
     folder = dual_encoder.encoder_folder(Path(base), encoder)
     return str(folder) if folder.exists() else base
-
-
-def _find_task_type(model_class: type) -> str | None:
-    """Return peft's task name for a model, if it has one."""
-    name = model_class.__name__
-    task_types = (task_type for end, task_type in TASK_TYPES.items() if name.endswith(end))
-    return next(task_types, None)
 
 
 def _build_lora_config(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> Any:

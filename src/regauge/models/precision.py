@@ -12,7 +12,7 @@ from regauge.models.tensors import precision_dtype
 from regauge.system.errors import SettingsError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 MAX_SUMMED_ROWS = 1024
 """Largest embedding whose gradients are summed in fp32: positions and token types, not words."""
@@ -113,7 +113,12 @@ def convert_to_fp8(blocks: tuple[nn.Module, ...], *, is_emulated: bool) -> str:
     except ImportError as error:
         problem = f"torchao cannot be imported: {first_line(error)}"
         raise SettingsError(problem, "install a version that supports this torch") from None
-    layers = [layer for block in blocks for layer in _linear_layers(block)]
+    layers = [
+        (name, layer)
+        for block in blocks
+        for name, layer in block.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
     others = {name: layer for name, layer in layers if not _is_convertible(layer)}
     num_converted = sum(_is_convertible(layer) for _, layer in layers)
     if not num_converted:
@@ -127,12 +132,6 @@ def convert_to_fp8(blocks: tuple[nn.Module, ...], *, is_emulated: bool) -> str:
             block, module_filter_fn=lambda layer, _: _is_convertible(layer), config=config
         )
     return f"{num_converted} linear layers in fp8; in bf16: {', '.join(sorted(others)) or 'none'}"
-
-
-def _linear_layers(block: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    for name, layer in block.named_modules():
-        if isinstance(layer, nn.Linear):
-            yield name, layer
 
 
 def _is_convertible(layer: nn.Module) -> bool:

@@ -7,7 +7,7 @@ then become two weights that diverge, and hooks are lost. `move_module` restores
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype by element size in bytes."""
-
-
-class _TensorState(NamedTuple):
-    """Tensor properties that a move must not change."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    trained: bool
-    hooks: int
 
 
 def precision_dtype(precision: str) -> torch.dtype:
@@ -106,7 +97,8 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**weights, **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def _tensor_state(value: Tensor) -> _TensorState:
+def _tensor_state(value: Tensor) -> tuple[object, ...]:
+    """Return the tensor properties that a move must not change."""
     hooks = (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))  # noqa: SLF001
     count = sum(len(registered) for registered in hooks if registered)
-    return _TensorState(tuple(value.shape), value.dtype, value.requires_grad, count)
+    return tuple(value.shape), value.dtype, value.requires_grad, count

@@ -57,7 +57,10 @@ class FieldsLayout(RecordLayout):
         for rows in super().build_rows(encoded, pad_id):
             for name in self.settings.vectors:
                 for size in pc.list_value_length(rows.column(name)).unique().to_pylist():
-                    self._check_vector_size(name, size)
+                    expected = self._vector_sizes.setdefault(name, size)
+                    if size != expected:
+                        problem = f"the vectors of '{name}' have {expected} and {size} numbers"
+                        raise DataError(problem, "compute all of them with one model")
             yield rows
 
     def describe_columns(self, stats_by_split: dict[str, ColumnStats]) -> dict[str, ColumnInfo]:
@@ -73,9 +76,3 @@ class FieldsLayout(RecordLayout):
             name: column.model_copy(update=updates.get(name, {}))
             for name, column in columns.items()
         }
-
-    def _check_vector_size(self, name: str, size: int) -> None:
-        expected = self._vector_sizes.setdefault(name, size)
-        if size != expected:
-            problem = f"the vectors of '{name}' have {expected} and {size} numbers"
-            raise DataError(problem, "compute all of them with one model")

@@ -185,12 +185,9 @@ def _find_starts(tables: list[pa.Table]) -> list[int]:
 
 
 def _build_lists(cells: pa.ChunkedArray, offsets: np.ndarray) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(offsets), _combine_chunks(cells))
-
-
-def _combine_chunks(cells: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array with offsets from 0."""
-    return pa.concat_arrays(cells.chunks) if cells.num_chunks else cells.combine_chunks()
+    # One array with offsets from 0; a column without chunks cannot be concatenated.
+    values = pa.concat_arrays(cells.chunks) if cells.num_chunks else cells.combine_chunks()
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
 def _max_lengths(cells: pa.ChunkedArray) -> np.ndarray:

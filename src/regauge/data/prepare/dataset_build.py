@@ -53,31 +53,27 @@ class SharedPhases:
     """Split warning -> records."""
 
 
-@dataclass(frozen=True)
-class PhaseCounts:
-    """Counts for all pieces and phases."""
+def sum_counts(counts: list[read_records.Counts], *kinds: str) -> dict[str, int]:
+    """Return reason -> count, summed over pieces and the given kinds."""
+    total: Counter[str] = Counter()
+    for piece_counts in counts:
+        for kind in kinds:
+            total.update(piece_counts.get(kind, {}))
+    return dict(sorted(total.items()))
 
-    counts: list[read_records.Counts]
 
-    def sum_counts(self, *kinds: str) -> dict[str, int]:
-        """Return reason -> count, summed over the given kinds."""
-        total: Counter[str] = Counter()
-        for counts in self.counts:
-            for kind in kinds:
-                total.update(counts.get(kind, {}))
-        return dict(sorted(total.items()))
+def format_counts(counts: list[read_records.Counts], *kinds: str) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sum_counts(counts, *kinds).items())
 
-    def format_counts(self, *kinds: str) -> str:
-        return ", ".join(f"{count} {reason}" for reason, count in self.sum_counts(*kinds).items())
 
-    def suggest_correction(self, default: str) -> str:
-        """Return the remedy for the rejection reasons, or `default` for others."""
-        reasons = self.sum_counts("rejected")
-        if UNDECODABLE in reasons:
-            return "convert the files to UTF-8"
-        if any(reason.startswith("no integer field") for reason in reasons):
-            return f"list a field of classes in rows.labels, or {default}"
-        return default
+def suggest_correction(counts: list[read_records.Counts], default: str) -> str:
+    """Return the remedy for the rejection reasons, or `default` for others."""
+    reasons = sum_counts(counts, "rejected")
+    if UNDECODABLE in reasons:
+        return "convert the files to UTF-8"
+    if any(reason.startswith("no integer field") for reason in reasons):
+        return f"list a field of classes in rows.labels, or {default}"
+    return default
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ class DatasetBuild:
             pool, self.encoded_folder, shared.pieces, encode_piece, phase
         )
         self.gather_rejected(len(shared.pieces))
-        counts = PhaseCounts([*shared.read, *encoded])
+        counts = [*shared.read, *encoded]
         self._check_rejected(shared, encoded)
         self.layout.set_classes(_find_classes(self.layout, shared, encoded))
         self._log_counts(counts)
@@ -138,27 +134,28 @@ class DatasetBuild:
         for is_validation in (False, True):
             selected = [item.is_validation == is_validation for item in shared.pieces]
             read = list(compress(shared.read, selected))
-            counts = PhaseCounts([*read, *compress(encoded, selected)])
-            at_read = sum(PhaseCounts(read).sum_counts("rejected").values())
+            counts = [*read, *compress(encoded, selected)]
+            at_read = sum(sum_counts(read, "rejected").values())
             num_records = at_read + sum(piece_counts["records"] for piece_counts in read)
-            num_rejected = at_read if self.name else sum(counts.sum_counts("rejected").values())
+            num_rejected = at_read if self.name else sum(sum_counts(counts, "rejected").values())
             if num_rejected > num_records / 2:
                 source = "validation.source" if is_validation else "source"
-                reasons = counts.format_counts("rejected")
+                reasons = format_counts(counts, "rejected")
                 records = "validation records" if is_validation else "records"
                 problem = f"most {records} are rejected: {num_rejected} of {num_records}"
                 path = self.folder / dataset.REJECTED
-                remedy = counts.suggest_correction(f"correct rows or {source}")
+                remedy = suggest_correction(counts, f"correct rows or {source}")
                 raise DataError(f"{problem} ({reasons})", f"{remedy}; see the records in {path}")
 
-    def _write_dataset(self, shared: SharedPhases, counts: PhaseCounts) -> dataset.DatasetManifest:
+    def _write_dataset(
+        self, shared: SharedPhases, counts: list[read_records.Counts]
+    ) -> dataset.DatasetManifest:
         splits: dict[str, dataset.SplitInfo] = {}
         stats: dict[str, ColumnStats] = {}
         pad_id = shared.loaded_tokenizer.info.pad_token_id
+        num_bytes = sum(item.piece.bytes for item in shared.pieces)
         for split in write_shards.SPLITS:
-            with PhaseProgress(
-                self._format_phase(f"write {split}"), _count_bytes(shared)
-            ) as progress:
+            with PhaseProgress(self._format_phase(f"write {split}"), num_bytes) as progress:
                 rows = write_shards.build_rows(
                     self.layout, pad_id, split, self._read_encoded(shared, progress)
                 )
@@ -179,18 +176,21 @@ class DatasetBuild:
             splits=splits,
             tokenizer=shared.loaded_tokenizer.info,
             special_tokens="read",
-            skipped=dict(sorted((counts.sum_counts("skipped", "rejected") | left_out).items())),
-            truncated=counts.sum_counts("truncated"),
-            warnings=counts.sum_counts("warnings") | shared.warnings,
+            skipped=dict(sorted((sum_counts(counts, "skipped", "rejected") | left_out).items())),
+            truncated=sum_counts(counts, "truncated"),
+            warnings=sum_counts(counts, "warnings") | shared.warnings,
             settings={**shared.settings, "rows": self.layout.to_document()},
             files=dataset.hash_other_files(self.folder),
         )
 
     def _check_rows(
-        self, splits: dict[str, dataset.SplitInfo], shared: SharedPhases, counts: PhaseCounts
+        self,
+        splits: dict[str, dataset.SplitInfo],
+        shared: SharedPhases,
+        counts: list[read_records.Counts],
     ) -> None:
         """Raise DataError without training rows, or if a validation source gives no rows."""
-        reasons = counts.format_counts("skipped", "rejected") or "no record has text"
+        reasons = format_counts(counts, "skipped", "rejected") or "no record has text"
         see = f"see the records in {self.folder / dataset.REJECTED}"
         folder = self.build_dir.final / self.name
         is_for_evaluation = shared.settings["split"]["heldout_fraction"] == 1
@@ -216,13 +216,13 @@ class DatasetBuild:
     def _format_phase(self, phase: str) -> str:
         return f"{phase} {self.name}".rstrip()
 
-    def _log_counts(self, counts: PhaseCounts) -> None:
+    def _log_counts(self, counts: list[read_records.Counts]) -> None:
         folder = self.build_dir.final / self.name
-        for name, count in counts.sum_counts("truncated").items():
+        for name, count in sum_counts(counts, "truncated").items():
             logger.info(
                 f"{folder}: {format_count(count, 'text')} of '{name}' truncated at their limit"
             )
-        for warning, count in counts.sum_counts("warnings").items():
+        for warning, count in sum_counts(counts, "warnings").items():
             logger.warning(f"{folder}: in {format_count(count, 'record')}, {warning}")
 
 
@@ -252,7 +252,3 @@ def _number_labels(batch: pa.RecordBatch, classes: dict[str, LabelClasses]) -> p
             columns[index] = classes[field.name].number(columns[index])
             fields[index] = pa.field(field.name, columns[index].type)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _count_bytes(shared: SharedPhases) -> int:
-    return sum(numbered_piece.piece.bytes for numbered_piece in shared.pieces)

@@ -52,24 +52,19 @@ class _UsableRecord(NamedTuple):
     texts: list[str]
 
 
-def build_schema(layout: Layout) -> pa.Schema:
-    """Return an encoded piece's columns: the split, the cells, and the stored texts."""
-    return pa.schema(
-        [pa.field("", pa.uint8()), *layout.encoded_columns(), *layout.record_text_columns()]
-    )
-
-
 def encode_piece(
     layout: Layout, folder: Path, scratch: Path, numbered_piece: read_records.NumberedPiece
 ) -> tuple[int, read_records.Counts]:
     """Encode a piece's records into a file; return the piece's index and counts."""
-    schema = build_schema(layout)
-    with read_records.PieceWriter(folder, numbered_piece.piece_index, schema) as output:
+    schema = pa.schema(
+        [pa.field("", pa.uint8()), *layout.encoded_columns(), *layout.record_text_columns()]
+    )
+    with read_records.open_piece(folder, numbered_piece.piece_index, schema) as output:
         tokenizer_folder = scratch / "tokenizer"
         tokenizer = _load_tokenizer(tokenizer_folder, hash_tokenizer(tokenizer_folder))
         record_encoder = _RecordEncoder(layout, tokenizer, output, numbered_piece.class_names or {})
         for decisions, batch in _read_decisions(scratch, numbered_piece):
-            output.write(_build_batch(schema, list(record_encoder.rows(decisions, batch))))
+            output.records.write(_build_batch(schema, list(record_encoder.rows(decisions, batch))))
     number = numbered_piece.piece_index
     return number, read_records.commit_counts(folder, number, record_encoder.counts)
 
@@ -81,7 +76,7 @@ class _RecordEncoder:
         self,
         layout: Layout,
         tokenizer: LoadedTokenizer,
-        output: read_records.PieceWriter,
+        output: read_records.PieceOutput,
         class_names: dict[str, tuple[str, ...]],
     ) -> None:
         self._layout = layout
@@ -98,21 +93,27 @@ class _RecordEncoder:
             for index, field in enumerate(layout.encoded_columns())
             if field.name in layout.label_fields()
         }
-        self.counts["labels"] = {name: _count_no_labels() for name in self._label_columns}
+        self.counts["labels"] = {
+            name: {"train": Counter(), "heldout": Counter(), "lists": 0}
+            for name in self._label_columns
+        }
 
     def rows(self, decisions: list[int], batch: pa.RecordBatch) -> Iterator[list[Any]]:
-        """Yield each row's cells, in `build_schema` order."""
+        """Yield each row's cells: the split, the layout's cells, and the stored texts."""
         records = batch.select(["file", "location", "fields"]).to_pylist()
         selected = (self._select_texts(*pair) for pair in zip(decisions, records, strict=True))
         usable_records = [record for record in selected if record]
         texts = [text for record in usable_records for text in record.texts]
+        truncated, warnings = self.counts["truncated"], self.counts["warnings"]
         encoded_texts = iter(self._layout.encode_texts(texts, self._tokenizer))
         for record in usable_records:
             ids = [next(encoded_texts) for _ in record.texts]
             is_heldout = record.decision == HELDOUT
             full_texts = [record.fields[name] if is_heldout else None for name in self._text_fields]
             try:
-                for cells in self._build_cells(record, ids):
+                for cells in self._layout.build_cells(
+                    EncodedRecord(record.fields, ids, self._tokenizer, truncated, warnings)
+                ):
                     self._count_labels(record, cells)
                     yield [record.decision, *cells, *full_texts]
             except UnusableRecord as unusable:
@@ -133,12 +134,6 @@ class _RecordEncoder:
             return None
         return _UsableRecord(decision, record["file"], record["location"], fields, texts)
 
-    def _build_cells(self, record: _UsableRecord, ids: list[np.ndarray]) -> Iterator[list[Any]]:
-        truncated, warnings = self.counts["truncated"], self.counts["warnings"]
-        return self._layout.build_cells(
-            EncodedRecord(record.fields, ids, self._tokenizer, truncated, warnings)
-        )
-
     def _count_labels(self, record: _UsableRecord, cells: list[Any]) -> None:
         """Count a row's classes by split."""
         for name, index in self._label_columns.items():
@@ -151,11 +146,6 @@ class _RecordEncoder:
         if unusable.is_rejected:
             self._output.write_rejected(Rejected(file, location, unusable.reason, unusable.detail))
         self.counts["rejected" if unusable.is_rejected else "skipped"][unusable.reason] += 1
-
-
-def _count_no_labels() -> dict[str, Any]:
-    """Return a label's counts before any row: class texts by split, and lists of classes."""
-    return {**{split: Counter() for split in SPLIT_NAMES.values()}, "lists": 0}
 
 
 @cache

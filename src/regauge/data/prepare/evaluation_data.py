@@ -15,7 +15,6 @@ from regauge.system.processes import available_cores
 from regauge.system.units import MEGA
 
 if TYPE_CHECKING:
-    from regauge.data.dataset import ColumnInfo
     from regauge.data.sources import Source
 
 TEMPLATE_KEYS = ("chat_template", "template_sha256")
@@ -33,7 +32,10 @@ def prepare_like(dataset: Path, source: Source, folder: Path) -> Path:
     manifest = read_manifest(dataset)
     settings = manifest.settings
     rows = {name: value for name, value in settings["rows"].items() if name not in TEMPLATE_KEYS}
-    labels = {name: _list_classes(manifest.columns[name]) for name in rows.get("labels", {})}
+    labels = {}
+    for name in rows.get("labels", {}):
+        column = manifest.columns[name]
+        labels[name] = column.class_names or tuple(map(str, range(column.num_classes or 0)))
     rows |= {"labels": labels} if labels else {}
     split = SplitSettings(
         heldout_fraction=1.0, similarity=1.0, group_by=settings["split"].get("group_by")
@@ -51,8 +53,3 @@ def prepare_like(dataset: Path, source: Source, folder: Path) -> Path:
     job = replace(job, folder=folder / name, processes=1 if is_small else available_cores())
     prepare_datasets(job)
     return job.folder
-
-
-def _list_classes(column: ColumnInfo) -> tuple[str, ...]:
-    """Return a label's class names, or their numbers if unnamed."""
-    return column.class_names or tuple(map(str, range(column.num_classes or 0)))

@@ -22,8 +22,13 @@ from regauge.data import tokenizer
 from regauge.data.dataset import REJECTED
 from regauge.data.layouts import build_layout
 from regauge.data.prepare import process_pool, read_records, split, workdir
-from regauge.data.prepare.dataset_build import DatasetBuild, PhaseCounts, SharedPhases
-from regauge.data.prepare.filters import RecordFilter
+from regauge.data.prepare.dataset_build import (
+    DatasetBuild,
+    SharedPhases,
+    format_counts,
+    suggest_correction,
+    sum_counts,
+)
 from regauge.data.prepare.split import SplitRules
 from regauge.data.settings import unwrap_single
 from regauge.system import hub
@@ -210,9 +215,9 @@ def _run_phases(
     ]
     records_folder, rules = build_dir.scratch / "read", job.split_rules
     read_piece = partial(
-        read_records.read_piece_of_any,
+        read_records.read_piece,
         job.sources,
-        RecordFilter(job.filter, job.split.group_by),
+        read_records.RecordFilter(job.filter, job.split.group_by),
         records_folder,
         with_signatures=rules.needs_signatures,
         with_class_names=any(build.layout.label_fields() for build in builds),
@@ -221,7 +226,7 @@ def _run_phases(
     _check_records(job, items, counts, builds)
     decisions, warnings = split.decide_splits(build_dir.scratch, items, counts, rules)
     settings = job.resolve_tokenizer()
-    folder = split.build_tokenizer(build_dir.scratch, len(items), settings, decisions)
+    folder = split.build_tokenizer(build_dir.scratch, counts, settings, decisions)
     loaded_tokenizer = tokenizer.LoadedTokenizer(folder)
     if loaded_tokenizer.omits_unknown_characters:
         warning = "the tokenizer %s has no unknown token: it leaves out unknown characters"
@@ -252,12 +257,11 @@ def _check_records(
         if sum(piece_counts["records"] for piece_counts in selected):
             continue
         rejected = [build.gather_rejected(len(counts)) for build in builds]
-        phase_counts = PhaseCounts(selected)
-        if phase_counts.sum_counts("skipped"):
-            reasons = phase_counts.format_counts("skipped", "rejected")
+        if sum_counts(selected, "skipped"):
+            reasons = format_counts(selected, "skipped", "rejected")
             raise DataError(f"no record is left ({reasons})", f"correct filter or {key}")
-        if reasons := phase_counts.format_counts("rejected"):
-            remedy = phase_counts.suggest_correction(f"correct {key}")
+        if reasons := format_counts(selected, "rejected"):
+            remedy = suggest_correction(selected, f"correct {key}")
             problem = f"all records are rejected ({reasons})"
             raise DataError(problem, f"{remedy}; see the records in {rejected[0]}")
         noun = "the validation source" if number else "the source"

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import pyarrow as pa
 
@@ -24,12 +24,11 @@ from regauge.system.files import replace_atomically, write_atomic
 from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
 
-    from regauge.data.prepare.filters import RecordFilter
     from regauge.data.prepare.process_pool import ProcessPool
+    from regauge.data.settings import TextLimits
     from regauge.data.sources import Piece, Source, SourceItem
 
 SCHEMA = pa.schema(
@@ -62,8 +61,29 @@ class NumberedPiece(NamedTuple):
     """Field -> names declared by the source for integers."""
 
 
+class RecordFilter(NamedTuple):
+    """Conditions for a record to be prepared."""
+
+    limits: Mapping[str, TextLimits]
+    """Text field -> length limits; a record with a text outside its field's limits is skipped."""
+    group_by: str | None = None
+    """Field with a required value, because it decides the split; other records are rejected."""
+
+    def apply(self, items: Iterable[SourceItem]) -> Iterator[SourceItem]:
+        """Yield the items, skipping or rejecting records that do not meet the conditions."""
+        for item in items:
+            if not isinstance(item, Record):
+                yield item
+            elif reason := _find_reason(item, self.limits):
+                yield Skipped(reason, item.fields)
+            elif self.group_by is not None and self.group_by not in item.fields:
+                yield Rejected(item.file, item.location, f"no group in '{self.group_by}'")
+            else:
+                yield item
+
+
 def read_piece(
-    source: Source,
+    sources: tuple[Source, ...],
     record_filter: RecordFilter,
     folder: Path,
     numbered_piece: NumberedPiece,
@@ -71,10 +91,12 @@ def read_piece(
     with_signatures: bool = True,
     with_class_names: bool = False,
 ) -> tuple[int, Counts]:
-    """Read a piece into a file of records; return the piece's index and counts.
+    """Read a piece of training or validation records into a file; return its index and counts.
 
-    With `with_class_names`, the counts have the class names declared by the source.
+    `sources` has the training source, and the validation source if there is one. With
+    `with_class_names`, the counts have the class names declared by the source.
     """
+    source = sources[numbered_piece.is_validation]
     schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
     batch: list[Record] = []
     counts: Counts = {"records": 0, "text_bytes": 0}
@@ -83,7 +105,7 @@ def read_piece(
         counts["class_names"] = source.class_names(numbered_piece.piece)
     num_characters = 0
     items = _read_checked(source, numbered_piece.piece)
-    with PieceWriter(folder, numbered_piece.piece_index, schema) as output:
+    with open_piece(folder, numbered_piece.piece_index, schema) as output:
         for item in record_filter.apply(_count_fields(items, counts["field_names"])):
             if isinstance(item, Rejected):
                 output.write_rejected(item)
@@ -97,23 +119,11 @@ def read_piece(
                 len(value) for value in item.fields.values() if isinstance(value, str)
             )
             if len(batch) == RECORDS_PER_BATCH or num_characters > MAX_BATCH_CHARACTERS:
-                output.write(_build_batch(batch, counts, schema))
+                output.records.write(_build_batch(batch, counts, schema))
                 batch, num_characters = [], 0
         if batch:
-            output.write(_build_batch(batch, counts, schema))
+            output.records.write(_build_batch(batch, counts, schema))
     return numbered_piece.piece_index, commit_counts(folder, numbered_piece.piece_index, counts)
-
-
-def read_piece_of_any(
-    sources: tuple[Source, ...],
-    record_filter: RecordFilter,
-    folder: Path,
-    numbered_piece: NumberedPiece,
-    **options: bool,
-) -> tuple[int, Counts]:
-    """Read a piece from the training or validation source, as `read_piece`."""
-    source = sources[numbered_piece.is_validation]
-    return read_piece(source, record_filter, folder, numbered_piece, **options)
 
 
 def process_pieces(
@@ -149,6 +159,12 @@ def read_batches(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
             yield reader.get_batch(index)
 
 
+def read_all_batches(folder: Path, num_pieces: int) -> Iterator[pa.RecordBatch]:
+    """Yield the batches in the files of all pieces, in order."""
+    for index in range(num_pieces):
+        yield from read_batches(folder, index)
+
+
 def read_counts(folder: Path, number: int) -> Counts | None:
     """Return a piece's counts, or None if it is not done; raises DataError for damage."""
     return find_json(folder / f"{number:06d}.json", "remove it")
@@ -160,39 +176,51 @@ def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:
     return counts
 
 
-class PieceWriter:
-    """Writes a piece's records and rejections; both files are renamed when complete."""
+class PieceOutput(NamedTuple):
+    """The open files of a piece's records and rejections."""
 
-    def __init__(self, folder: Path, number: int, schema: pa.Schema) -> None:
-        self._table = folder / f"{number:06d}.arrow"
-        self._rejected = folder / f"{number:06d}.rejected.jsonl"
-        self._schema = schema
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            table = stack.enter_context(replace_atomically(self._table, durable=False))
-            rejected = stack.enter_context(replace_atomically(self._rejected, durable=False))
-            sink = stack.enter_context(pa.OSFile(str(table), "wb"))
-            self._writer = stack.enter_context(pa.ipc.new_file(sink, self._schema))
-            self._lines = stack.enter_context(rejected.open("w", encoding="utf-8"))
-            self._open = stack.pop_all()
-        return self
-
-    def write(self, table: pa.RecordBatch) -> None:
-        self._writer.write(table)
+    records: pa.RecordBatchWriter
+    rejected: TextIO
 
     def write_rejected(self, rejected: Rejected) -> None:
-        line = json.dumps(rejected.to_document(), ensure_ascii=True)
-        self._lines.write(line + "\n")
+        self.rejected.write(json.dumps(rejected.to_document()) + "\n")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
+
+@contextmanager
+def open_piece(folder: Path, number: int, schema: pa.Schema) -> Iterator[PieceOutput]:
+    """Open the files of a piece for writing; both are renamed when complete."""
+    name = f"{number:06d}"
+    with (
+        replace_atomically(folder / f"{name}.arrow", durable=False) as table,
+        replace_atomically(folder / f"{name}.rejected.jsonl", durable=False) as rejected,
+        pa.OSFile(str(table), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as records,
+        rejected.open("w", encoding="utf-8") as lines,
+    ):
+        yield PieceOutput(records, lines)
+
+
+def _find_reason(record: Record, limits: Mapping[str, TextLimits]) -> str:
+    """Return the first limit violated by a record, or an empty string."""
+    for name, limit in limits.items():
+        text = record.fields.get(name)
+        if isinstance(text, str) and (problem := _check_text(text, limit)):
+            return f"'{name}' {problem}"
+    return ""
+
+
+def _check_text(text: str, limit: TextLimits) -> str:
+    if len(text) < limit.min_characters:
+        return f"under {limit.min_characters} characters"
+    if limit.max_characters is not None and len(text) > limit.max_characters:
+        return f"over {limit.max_characters} characters"
+    if limit.min_words or limit.max_words is not None:
+        words = len(text.split())
+        if words < limit.min_words:
+            return f"under {limit.min_words} words"
+        if limit.max_words is not None and words > limit.max_words:
+            return f"over {limit.max_words} words"
+    return ""
 
 
 def _read_checked(source: Source, piece: Piece) -> Iterator[SourceItem]:

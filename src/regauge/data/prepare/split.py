@@ -7,6 +7,7 @@ one source therefore hold out the same records and train the same tokenizer.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -37,8 +38,6 @@ from regauge.system.wording import format_clause, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pyarrow as pa
 
     from regauge.data.settings import SplitSettings, TokenizerSettings
 
@@ -118,7 +117,10 @@ def decide_splits(
 
 
 def build_tokenizer(
-    scratch: Path, num_pieces: int, settings: TokenizerSettings, decisions: np.ndarray
+    scratch: Path,
+    counts: list[read_records.Counts],
+    settings: TokenizerSettings,
+    decisions: np.ndarray,
 ) -> Path:
     """Copy the tokenizer, or train it on the training records; return the folder."""
     folder = scratch / "tokenizer"
@@ -130,29 +132,23 @@ def build_tokenizer(
         if settings.path:
             tokenizer.copy_tokenizer(Path(settings.path), unfinished)
         else:
-            text_bytes = max(_count_text_bytes(scratch, num_pieces), 1)
+            text_bytes = max(sum(piece_counts["text_bytes"] for piece_counts in counts), 1)
             fraction = min(1.0, settings.sample_mib * MIB / text_bytes)
-            texts = _sample_texts(scratch / "read", num_pieces, decisions, fraction)
+            texts = _sample_texts(scratch / "read", len(counts), decisions, fraction)
             tokenizer.train_tokenizer(texts, settings, unfinished)
     unfinished.replace(folder)
     return folder
 
 
 def _read_column(folder: Path, num_pieces: int, name: str, dtype: np.dtype) -> list[np.ndarray]:
-    """Return a column for all records as views of the mapped files."""
-    batches = (
-        batch for index in range(num_pieces) for batch in read_records.read_batches(folder, index)
-    )
-    return [_view_column(batch, name, dtype) for batch in batches]
-
-
-def _view_column(batch: pa.RecordBatch, name: str, dtype: np.dtype) -> np.ndarray:
-    """Return a fixed-width binary column as an array with a row per record."""
-    column = batch.column(name)
-    width = column.type.byte_width // dtype.itemsize
-    values = np.frombuffer(column.buffers()[1], dtype=dtype, count=batch.num_rows * width)
-    rows: np.ndarray = values.reshape(batch.num_rows, width)
-    return rows
+    """Return a fixed-width binary column for all records as views of the mapped files."""
+    views = []
+    for batch in read_records.read_all_batches(folder, num_pieces):
+        column = batch.column(name)
+        shape = batch.num_rows, column.type.byte_width // dtype.itemsize
+        values = np.frombuffer(column.buffers()[1], dtype=dtype, count=math.prod(shape))
+        views.append(values.reshape(shape))
+    return views
 
 
 def _compute_decisions(
@@ -239,13 +235,12 @@ def _hold_out_groups(
     """Return for every record whether its group is held out, and the groups' sizes."""
     sizes: Counter[str] = Counter()
     is_heldout: list[bool] = []
-    for index in range(num_pieces):
-        for batch in read_records.read_batches(folder, index):
-            for text in batch.column("fields").to_pylist():
-                key = format_key(json.loads(text)[split.group_by])
-                draw = duplicates.draw_uniform(key.encode(), split.seed, "heldout")
-                is_heldout.append(draw < split.heldout_fraction)
-                sizes[key] += 1
+    for batch in read_records.read_all_batches(folder, num_pieces):
+        for text in batch.column("fields").to_pylist():
+            key = format_key(json.loads(text)[split.group_by])
+            draw = duplicates.draw_uniform(key.encode(), split.seed, "heldout")
+            is_heldout.append(draw < split.heldout_fraction)
+            sizes[key] += 1
     units = SplitUnits(len(sizes), max(sizes.values(), default=0))
     return np.array(is_heldout, dtype=bool), units
 
@@ -284,26 +279,20 @@ def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules)
     return f"{share} {requested:g}: {cause}; {remedy}"
 
 
-def _count_text_bytes(scratch: Path, num_pieces: int) -> int:
-    counts = (read_records.read_counts(scratch / "read", index) for index in range(num_pieces))
-    return sum(piece_counts["text_bytes"] for piece_counts in counts if piece_counts)
-
-
 def _sample_texts(
     folder: Path, num_pieces: int, decisions: np.ndarray, fraction: float
 ) -> Iterator[list[str]]:
     """Yield batches of training texts from a keyed record sample."""
     start, texts = 0, []
-    for index in range(num_pieces):
-        for batch in read_records.read_batches(folder, index):
-            batch_decisions = decisions[start : start + batch.num_rows]
-            start += batch.num_rows
-            for row in np.flatnonzero(batch_decisions == TRAIN).tolist():
-                content_hash = batch.column("hash")[row].as_py()
-                if duplicates.draw_uniform(content_hash, 0, "tokenizer") < fraction:
-                    fields = json.loads(batch.column("fields")[row].as_py())
-                    texts.append(duplicates.join_texts(fields))
-            if len(texts) >= TEXTS_PER_BATCH:
-                yield texts
-                texts = []
+    for batch in read_records.read_all_batches(folder, num_pieces):
+        batch_decisions = decisions[start : start + batch.num_rows]
+        start += batch.num_rows
+        for row in np.flatnonzero(batch_decisions == TRAIN).tolist():
+            content_hash = batch.column("hash")[row].as_py()
+            if duplicates.draw_uniform(content_hash, 0, "tokenizer") < fraction:
+                fields = json.loads(batch.column("fields")[row].as_py())
+                texts.append(duplicates.join_texts(fields))
+        if len(texts) >= TEXTS_PER_BATCH:
+            yield texts
+            texts = []
     yield texts

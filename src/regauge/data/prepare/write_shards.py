@@ -38,7 +38,8 @@ def write_split(
         field: np.zeros(limit + 1, dtype=np.int64) for field, limit in layout.token_limits().items()
     }
     shards: list[dataset.ShardInfo] = []
-    for index, table in enumerate(_regroup(tables, count_rows_per_shard(layout))):
+    rows_per_shard = max(1, MAX_TOKENS_PER_SHARD // sum(layout.token_limits().values()))
+    for index, table in enumerate(_regroup(tables, rows_per_shard)):
         lengths = layout.count_lengths(table)
         for field, row_lengths in lengths.items():
             histograms[field] += np.bincount(row_lengths, minlength=len(histograms[field]))
@@ -71,11 +72,6 @@ def write_texts(
             writer.write_table(texts)
             num_rows += texts.num_rows
     return (dataset.FileInfo(file=path.name, rows=num_rows, sha256=sha256(path)),)
-
-
-def count_rows_per_shard(layout: Layout) -> int:
-    """Return how many rows a full shard has; it depends on the layout alone."""
-    return max(1, MAX_TOKENS_PER_SHARD // sum(layout.token_limits().values()))
 
 
 def build_rows(

@@ -1,4 +1,4 @@
-"""Reads files as lines of bytes: expands globs, and divides large files into parts.
+"""Reads files as lines of bytes or of JSON: expands globs, and divides large files into parts.
 
 A part of a file has the lines that start in it. Parts can be read by different processes, and
 together they yield every line once.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
+import json
+import math
 import re
 from abc import abstractmethod
 from contextlib import contextmanager
@@ -18,7 +20,16 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from pydantic import Field
 
-from regauge.data.sources import Piece, Rejected, Source, _compressed, _remote
+from regauge.data.sources import (
+    UNDECODABLE,
+    Piece,
+    Record,
+    Rejected,
+    Source,
+    _compressed,
+    _remote,
+)
+from regauge.data.values import Value, convert_value
 from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,8 +39,6 @@ MAX_LINE_BYTES = 64 * 2**20
 """Maximum length of a line; longer ones are rejected."""
 MAX_FILES_PER_PIECE = 1000
 """Maximum number of files in one piece."""
-FIRST_LINE = "line 1"
-"""Location of the first line of a file."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -244,3 +253,62 @@ def _skip_line(file: BinaryIO) -> int:
         if data.endswith(b"\n"):
             break
     return num_skipped
+
+
+def read_json_lines(
+    name: str, lines: Iterable[TextLine | Rejected], columns: tuple[str, ...]
+) -> Iterator[Record | Rejected]:
+    """Yield a record or a rejection for each line of a file that is not blank.
+
+    Raises DataError if the file is one JSON array.
+    """
+    for line in lines:
+        if isinstance(line, Rejected):
+            yield line
+        elif line.location == "line 1" and _starts_array(line.data.strip()):
+            problem = f"{name} is a JSON array, not one object per line"
+            raise DataError(problem, f"convert it with: jq -c '.[]' {name}")
+        elif line.data.strip():
+            yield _parse_record(name, line.location, line.data, columns)
+
+
+def _starts_array(line: bytes) -> bool:
+    """Return whether a line starts an array of objects."""
+    return line.startswith(b"[") and line[1:].lstrip()[:1] in (b"", b"{")
+
+
+def _parse_record(
+    file: str, location: str, data: bytes, columns: tuple[str, ...]
+) -> Record | Rejected:
+    """Return the record of a JSON object, or why it cannot be used."""
+    try:
+        document = json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        return Rejected(file, location, UNDECODABLE, str(error))
+    except (ValueError, RecursionError) as error:
+        return Rejected(file, location, "malformed JSON", str(error))
+    if not isinstance(document, dict):
+        return Rejected(file, location, "not a JSON object", type(document).__name__)
+    for name, value in document.items():
+        # A number that is too large for a float is read as infinity.
+        if isinstance(value, float) and math.isinf(value) and (name in columns or not columns):
+            return Rejected(file, location, "a number out of range", f"'{name}'")
+    return build_record(file, location, document, columns)
+
+
+def build_record(
+    file: str, location: str, document: dict[str, object], columns: tuple[str, ...]
+) -> Record | Rejected:
+    """Return the record of a document with the given columns, or with all.
+
+    A record with a value that cannot be kept exactly is rejected.
+    """
+    fields: dict[str, Value] = {}
+    for name in columns or document:
+        try:
+            value = convert_value(document.get(name))
+        except ValueError as error:
+            return Rejected(file, location, "a value that cannot be kept", f"'{name}': {error}")
+        if value is not None:
+            fields[name] = value
+    return Record(file, location, fields)

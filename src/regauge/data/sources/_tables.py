@@ -9,8 +9,7 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _documents, _files
-from regauge.data.sources._cards import find_names
+from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _files
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError
 from regauge.system.log import logger
@@ -27,6 +26,8 @@ INT64_DIGITS = 18
 """Every integer with this many decimal digits fits into 64 bits."""
 FEATURES_KEY = b"huggingface"
 """Key of the schema's metadata in which the library `datasets` stores the types of columns."""
+CLASS_LABEL = "ClassLabel"
+"""The type of a feature with classes."""
 
 
 class TableSource(_files.FileSource):
@@ -133,7 +134,32 @@ class TableSource(_files.FileSource):
     ) -> Record | Rejected:
         if isinstance(document, UnicodeDecodeError):
             return Rejected(name, location, UNDECODABLE, str(document))
-        return _documents.build_record(name, location, document, self.columns)
+        return _files.build_record(name, location, document, self.columns)
+
+
+def find_names(feature: Any) -> tuple[str, ...]:
+    """Return the names of a ClassLabel or of a list of them; empty for other features.
+
+    `feature` is as in a README (`dtype`) or as in the schema of a table (`_type`).
+    """
+    if isinstance(feature, list) and len(feature) == 1:
+        return find_names(feature[0])
+    if not isinstance(feature, dict):
+        return ()
+    if feature.get("_type") == CLASS_LABEL:
+        return _sort_names(feature.get("names"))
+    if isinstance(label := feature.get("class_label"), dict):
+        return _sort_names(label.get("names"))
+    inner = (feature.get(key) for key in ("dtype", "sequence", "list"))
+    tables = (value for value in inner if isinstance(value, dict))
+    return find_names(next(tables, feature.get("feature")))
+
+
+def _sort_names(names: Any) -> tuple[str, ...]:
+    """Return names, which are a list or a table by their numbers, in order."""
+    if isinstance(names, dict) and all(str(number).isdecimal() for number in names):
+        names = [names[number] for number in sorted(names, key=int)]
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _read_features(document: bytes) -> dict[str, Any]:
@@ -165,11 +191,9 @@ def _field_kind(arrow_type: Any) -> FieldKind | None:
     if types.is_decimal(arrow_type):
         is_integer = arrow_type.scale == 0 and arrow_type.precision <= INT64_DIGITS
         return "integer" if is_integer else "decimal"
-    if _is_nested(arrow_type):
-        is_json = all(
-            _field_kind(field.type) not in {None, "date", "decimal"}
-            for field in _list_fields(arrow_type)
-        )
+    if types.is_nested(arrow_type) and not types.is_union(arrow_type):
+        fields = (arrow_type.field(index) for index in range(arrow_type.num_fields))
+        is_json = all(_field_kind(field.type) not in {None, "date", "decimal"} for field in fields)
         return "json" if is_json else None
     checks: dict[FieldKind, tuple[Callable[[Any], bool], ...]] = {
         "text": (types.is_string, types.is_large_string, types.is_string_view),
@@ -182,17 +206,6 @@ def _field_kind(arrow_type: Any) -> FieldKind | None:
     }
     matches = (kind for kind, tests in checks.items() if any(test(arrow_type) for test in tests))
     return next(matches, None)
-
-
-def _is_nested(arrow_type: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_nested(arrow_type) and not types.is_union(arrow_type))
-
-
-def _list_fields(arrow_type: Any) -> list[Any]:
-    """Return the fields of a list, a map or a structure."""
-    return [arrow_type.field(index) for index in range(arrow_type.num_fields)]
 
 
 def _format_temporal(batch: Any) -> Any:

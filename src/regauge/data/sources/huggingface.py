@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from regauge.config import parse_choice
 from regauge.data.sources import Piece, Source, _files, _splits
-from regauge.data.sources._cards import read_class_names
+from regauge.data.sources._splits import DEFAULT
 from regauge.data.sources._suffixes import find_source_kind
+from regauge.data.sources._tables import find_names
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, RegaugeError, TransientError
 from regauge.system.json_files import read_json
@@ -73,7 +74,7 @@ class HuggingFace(Source):
     def class_names(self, piece: Piece) -> dict[str, tuple[str, ...]]:
         """Return the names of the features of type ClassLabel, in the files or in the README."""
         names = self._build_source(piece.files[0]).class_names(piece)
-        return names or read_class_names(self._read_dataset_info(piece.files[0]), self.subset)
+        return names or _read_class_names(self._read_dataset_info(piece.files[0]), self.subset)
 
     def _read_dataset_info(self, file: str) -> Any:
         """Return the table `dataset_info` of the README next to a file, or None."""
@@ -208,3 +209,23 @@ def _read_metadata(path: Path) -> dict[str, Any]:
             f"the metadata of {path} is not valid YAML: {message}", "correct that file"
         ) from None
     return metadata or {}
+
+
+def _read_class_names(dataset_info: Any, subset: str) -> dict[str, tuple[str, ...]]:
+    """Return the names of the features of type ClassLabel, by field.
+
+    `dataset_info` is the table of a README's metadata, or a list of tables with `config_name`:
+    https://huggingface.co/docs/hub/datasets-cards. Entries of another shape are skipped.
+    """
+    tables = dataset_info if isinstance(dataset_info, list) else [dataset_info]
+    tables = [table for table in tables if isinstance(table, dict)]
+    name = subset or DEFAULT
+    matches = [table for table in tables if table.get("config_name", name) == name]
+    if not matches and not subset and len(tables) == 1:
+        matches = tables
+    features = matches[0].get("features") if matches else None
+    names: dict[str, tuple[str, ...]] = {}
+    for feature in features if isinstance(features, list) else ():
+        if isinstance(feature, dict) and (texts := find_names(feature)):
+            names[str(feature.get("name"))] = texts
+    return names

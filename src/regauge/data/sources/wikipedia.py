@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
-from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _documents, _files
+from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _files
 from regauge.system.units import MIB
 
 if TYPE_CHECKING:
@@ -50,25 +50,18 @@ class Wikipedia(_files.FileSource):
                 continue
             all_lines = chain([first], lines)
             is_json = not isinstance(first, Rejected) and first.data.startswith(b"{")
-            parse = _parse_objects if is_json else _parse_blocks
-            for item in parse(name, all_lines):
-                yield self._decode_entities(item) if isinstance(item, Record) else item
-
-    def _decode_entities(self, record: Record) -> Record:
-        if self.entities == "keep":
-            return record
-        fields = {name: html.unescape(str(text)) for name, text in record.fields.items()}
-        return record._replace(fields=dict(fields))
+            if is_json:
+                items = _files.read_json_lines(name, all_lines, FIELDS)
+            else:
+                items = _parse_blocks(name, all_lines)
+            yield from items if self.entities == "keep" else map(_decode_entities, items)
 
 
-def _parse_objects(
-    name: str, lines: Iterator[_files.TextLine | Rejected]
-) -> Iterator[Record | Rejected]:
-    for line in lines:
-        if isinstance(line, Rejected):
-            yield line
-        elif line.data.strip():
-            yield _documents.parse_record(name, line.location, line.data, FIELDS)
+def _decode_entities(item: Record | Rejected) -> Record | Rejected:
+    if isinstance(item, Rejected):
+        return item
+    fields = {name: html.unescape(str(text)) for name, text in item.fields.items()}
+    return item._replace(fields=dict(fields))
 
 
 def _parse_blocks(

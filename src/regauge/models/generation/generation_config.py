@@ -6,7 +6,7 @@ torch or transformers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.models.tokenizer_convention import COPY_REMEDY, write_json
 from regauge.system.hub import CONFIG, GENERATION_CONFIG
@@ -15,9 +15,15 @@ from regauge.system.json_files import find_json, read_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.data.exported_tokenizer import TokenIds
-
 _EOS, _PAD = "eos_token_id", "pad_token_id"
+
+
+class TokenIds(NamedTuple):
+    """Token ids named in a model configuration."""
+
+    bos: int | None
+    eos: tuple[int, ...]
+    pad: int
 
 
 def list_token_ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -72,7 +72,8 @@ class GenerationProgram(nn.Module):
         self.on_step: Callable[[list[int]], None] | None = None
         """Called after each step with the first row's new tokens."""
         self._has_token_types = has_token_types
-        self._end_ids = end_ids
+        self.end_ids = end_ids
+        """Tokens that end a text."""
         self._pad_id = pad_id
         self._tokenizer_folder = tokenizer
         self._tokenizer: LoadedTokenizer | None = None
@@ -101,11 +102,6 @@ class GenerationProgram(nn.Module):
             row_draws = None if draws is None else draws[rows]
             generated[rows] = self._generate(tokens[rows, :length], lengths[rows], row_draws)
         return generated
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
-        return self._end_ids
 
     @property
     def vocabulary(self) -> int:
@@ -182,7 +178,7 @@ class GenerationProgram(nn.Module):
             num_return_sequences=1,
             return_dict_in_generate=False,
             pad_token_id=self._pad_id,
-            eos_token_id=list(self._end_ids) or None,
+            eos_token_id=list(self.end_ids) or None,
             use_cache=True,
             **beams,
         )
@@ -201,13 +197,9 @@ class GenerationProgram(nn.Module):
             self._tokenizer = LoadedTokenizer(self._tokenizer_folder)
         return self._tokenizer.decode(tokens)
 
-    def is_end(self, token: int) -> bool:
-        """Return whether a token ends a text."""
-        return token in self._end_ids
-
     def _mask_after_end(self, tokens: Tensor) -> Tensor:
         """Replace the first end token of each row, and all tokens after it, by NO_TOKEN."""
-        end_ids = torch.tensor(self._end_ids, device=tokens.device, dtype=tokens.dtype)
+        end_ids = torch.tensor(self.end_ids, device=tokens.device, dtype=tokens.dtype)
         has_ended = torch.isin(tokens, end_ids).cumsum(1) > 0
         return tokens.masked_fill(has_ended, NO_TOKEN)
 
@@ -233,7 +225,7 @@ class GenerationMonitor(StoppingCriteria):
         if stops.stop:
             for row in sorted(self._active):
                 tokens = generated[row].tolist()
-                if self._program.is_end(tokens[-1]):
+                if tokens[-1] in self._program.end_ids:
                     self._active.discard(row)
                 elif stops.find_stop(self._program.decode(tokens)) is not None:
                     self._active.discard(row)

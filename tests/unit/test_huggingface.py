@@ -137,7 +137,7 @@ def test_files_without_a_split_are_training_files(tmp_path: Path) -> None:
     assert "files of csv and text; choose one format" in str(catch_error(name=str(tmp_path)))
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "it has no data file of a known format" in str(catch_error(name=str(empty)))
+    assert "it has no data file in a known format" in str(catch_error(name=str(empty)))
 
 
 def test_settings_that_a_folder_does_not_support_are_refused(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_converted_files_are_read_if_no_other_file_is_readable(hub: Web) -> None
     folder = hub.folder / "org" / "odd"
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "train.tar").write_bytes(b"no rows")
-    assert "it has no data file of a known format" in str(catch_error(name="org/odd"))
+    assert "it has no data file in a known format" in str(catch_error(name="org/odd"))
     parquet(folder / ".converted" / "default" / "partial-train" / "0000.parquet", ROWS)
     parquet(folder / ".converted" / "default" / "test" / "0000.parquet", ROWS[:5])
     read = HuggingFace(name="org/odd")

@@ -164,8 +164,8 @@ def test_a_long_sentence_is_truncated_and_counted(tmp_path: Path) -> None:
         ({"tokens": ["a", "b"], "tags": ["O"]}, "words and tags differ in number"),
         ({"tokens": "a b", "tags": ["O", "O"]}, "no list in 'tokens'"),
         ({"tokens": ["a"], "tags": "O"}, "no list in 'tags'"),
-        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "a word in 'tokens' is empty or no text"),
-        ({"tokens": ["a", 3], "tags": ["O", "O"]}, "a word in 'tokens' is empty or no text"),
+        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "a word in 'tokens' is empty or not a text"),
+        ({"tokens": ["a", 3], "tags": ["O", "O"]}, "a word in 'tokens' is empty or not a text"),
         ({"tokens": ["a"], "tags": [None]}, "no class in 'tags'"),
     ],
 )

@@ -327,7 +327,6 @@ def _list_python_literals(values: Iterable[Any]) -> Iterable[str]:
 
 
 def _append_text(value: Any, text: str) -> Any:
-    """Append a text to each text, number and truth value in a value."""
     if isinstance(value, dict):
         return {key: _append_text(item, text) for key, item in value.items()}
     if isinstance(value, list):
@@ -343,7 +342,6 @@ def _remove_part(container: Any, key: str | int, index: int) -> None:
 def _intersect(
     spans: list[tuple[int, int]], others: list[tuple[int, int]]
 ) -> Iterable[tuple[int, int]]:
-    """Yield the parts of sorted spans inside other spans."""
     for start, end in spans:
         for other_start, other_end in others:
             first, last = max(start, other_start), min(end, other_end)

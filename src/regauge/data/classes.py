@@ -162,7 +162,6 @@ def _number_whole(texts: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _check_known(field: str, counts: LabelCounts, known: dict[str, int], remedy: str) -> None:
-    """Raise DataError for the first unknown class."""
     for split, texts in (("training", counts.train), ("held-out", counts.heldout)):
         for text in sorted(texts.keys() - known.keys()):
             records = "record has" if texts[text] == 1 else "records have"
@@ -183,7 +182,6 @@ def _check_count(field: str, texts: list[str]) -> None:
 
 
 def _raise_no_classes(field: str, texts: list[str]) -> None:
-    """Raise DataError for numbers that are not classes."""
     example = next(text for text in texts if not _WHOLE.fullmatch(text))
     if all(float(text).is_integer() for text in texts):
         names = ", ".join(f'"{text}"' for text in sorted(texts, key=float)[:_MAX_SHOWN])

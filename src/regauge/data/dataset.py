@@ -364,7 +364,6 @@ def hash_other_files(folder: Path) -> dict[str, str]:
 
 
 def _check_tokenizer_files(folder: Path, manifest: DatasetManifest) -> None:
-    """Raise DataError if a tokenizer file is missing, changed, or not in the manifest."""
     if not manifest.files:
         return
     for name, expected in manifest.files.items():

@@ -77,7 +77,6 @@ def join_compared_texts(fields: Mapping[str, Value], joined: str) -> str:
 
 
 def _list_texts(value: Value) -> Iterator[str]:
-    """Yield all texts in a value, nested ones included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
@@ -256,7 +255,6 @@ def _sort_repeated(key: np.ndarray, next_key: np.ndarray) -> np.ndarray:
 def _verify_pairs(
     signatures: SignatureTable, first: np.ndarray, second: np.ndarray, similarity: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs whose estimated similarity is high enough."""
     is_similar = np.zeros(len(first), dtype=bool)
     for start in range(0, len(first), _PAIRS_PER_BATCH):
         batch = slice(start, start + _PAIRS_PER_BATCH)

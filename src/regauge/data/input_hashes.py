@@ -185,7 +185,6 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Settings]]:
 
 
 def _compare_files(key: str, before: FileHashes, now: FileHashes) -> list[str]:
-    """Describe a source's new, changed and missing files."""
     kinds = {
         "new": [name for name in now if name not in before],
         "changed": [name for name in now if name in before and before[name] != now[name]],

@@ -109,7 +109,6 @@ def _apply_post_processor(
 def _describe_tokens(
     tokenizer: Tokenizer, ids: Sequence[int], type_id: int
 ) -> list[dict[str, Any]]:
-    """Return special tokens as template pieces."""
     return [
         {"SpecialToken": {"id": tokenizer.id_to_token(token_id), "type_id": type_id}}
         for token_id in ids
@@ -117,7 +116,6 @@ def _describe_tokens(
 
 
 def _describe_text(name: str, type_id: int) -> dict[str, Any]:
-    """Return the text "A" or "B" as a template piece."""
     return {"Sequence": {"id": name, "type_id": type_id}}
 
 

@@ -288,7 +288,6 @@ class LoadedTokenizer:
             raise DataError(f"{problem}: {first_line(error)}", remedy) from None
 
     def _is_unencodable(self, text: Any) -> bool:
-        """Return whether the library raises an error for a text or a pair."""
         try:
             self._tokenizer.encode_batch_fast([text])
         except Exception:  # noqa: BLE001 (the library raises Exception itself)
@@ -296,7 +295,6 @@ class LoadedTokenizer:
         return False
 
     def _find_id(self, *roles: str) -> int | None:
-        """Return the id of the first of these roles in the tokenizer, if any."""
         return read_role_id(self._tokenizer, self._config, *roles)
 
     def _find_prefix_and_suffix(self, *, ensure_end_token: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -290,7 +290,6 @@ def _set_dropout(config: PretrainedConfig, rate: float | None) -> None:
 
 
 def _read_dropout(config: PretrainedConfig) -> dict[str, float]:
-    """Return configuration field -> dropout rate."""
     return {
         name: value
         for name, value in config.to_dict().items()

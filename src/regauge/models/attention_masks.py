@@ -275,7 +275,6 @@ def _read_window(config: PretrainedConfig) -> tuple[int | None, bool]:
 
 
 def _check_heads(config: Any) -> None:
-    """Raise SettingsError if query heads cannot share key-value heads evenly."""
     heads = getattr(config, "num_attention_heads", None)
     groups = getattr(config, "num_key_value_heads", None)
     if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):

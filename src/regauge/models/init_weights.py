@@ -249,5 +249,4 @@ def _format_warnings(path: str, missing: list[str], unused: list[str]) -> Iterat
 
 
 def _list_some(names: list[str]) -> str:
-    """Return the first name, with an ellipsis if there are more."""
     return f"{names[0]}, …" if len(names) > 1 else names[0]

@@ -132,7 +132,6 @@ def check_exportable(folder: Path) -> None:
 
 
 def _find_base(settings: Model, encoder: str) -> str | None:
-    """Return the adapters' base model; None if its weights were drawn."""
     if settings.path is None or settings.weights == "random":
         return None
     base = loadable_name(settings.path)

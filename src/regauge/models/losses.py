@@ -102,8 +102,6 @@ def token_losses(logits: Tensor, labels: Tensor) -> Batch:
 
 
 class _LossInputs(NamedTuple):
-    """Loss inputs in addition to the hidden states."""
-
     head: nn.Module
     logit_gradients: LogitGradients
     labels: Tensor

@@ -338,7 +338,6 @@ def _read_optional(path: Path, shape: type[DocumentShape]) -> dict[str, Any]:
 
 
 def _read_text_config(folder: Path) -> dict[str, Any]:
-    """Return the hidden state module's configuration; empty without one."""
     documents = (_read_optional(folder / name, LimitsShape) for name in LIMIT_FILES)
     return next((document for document in documents if document), {})
 
@@ -363,7 +362,6 @@ def _check_text_module(folder: Path) -> None:
 
 
 def _read_modules(folder: Path) -> list[dict[str, Any]]:
-    """Return a folder's modules; raises SettingsError for a path outside the folder."""
     modules = read_json_list(folder / MODULES_FILE, COPY_REMEDY)
     for module in modules:
         check_shape(module, folder / MODULES_FILE, COPY_REMEDY, ModuleShape)

@@ -79,7 +79,7 @@ def write_text_form(
 def _adapt_tokenizer(folder: Path, use: TextUse, *, has_token_types: bool) -> TokenIds:
     """Rewrite a folder's tokenizer files, and return the ids for its model configuration.
 
-    A generative model's prompt has no suffix, and transformers generates only from prompts padded
+    A generative model's prompt lacks a suffix, and transformers generates only from prompts padded
     on the left.
     """
     dataset_tokenizer, is_chat = LoadedTokenizer(use.tokenizer), has_template(use.tokenizer)

@@ -87,7 +87,7 @@ class TemplateLayout(Layout, ABC):
             is_file = name and chat_templates.find_template_file(name).parent != folder
             alternative = ", or end answers with {{ eos_token }}" if is_file else ""
             raise SettingsError(
-                f"the chat template {self._name} ends no answer with a special token of the"
+                f"the chat template {self._name} does not end answers with a special token of the"
                 " tokenizer; a model would not learn to stop",
                 f'set rows.chat_template = "alpaca"{alternative}',
             )
@@ -164,7 +164,6 @@ class TemplateLayout(Layout, ABC):
 
     @property
     def _name(self) -> str:
-        """Template name for messages."""
         return self.settings.chat_template or "of the tokenizer"
 
     def _warn_if_unstable(self, folder: Path | None) -> None:
@@ -210,7 +209,6 @@ def mark_answers(ids: list[np.ndarray]) -> np.ndarray:
 
 
 def _is_prefix(prompt: np.ndarray, tokens: np.ndarray) -> bool:
-    """Return whether token ids begin with a prompt's ids."""
     return _count_shared(prompt, tokens) == len(prompt)
 
 

@@ -67,7 +67,7 @@ class TaggedLayout(Layout):
         if not words:
             raise UnusableRecord(f"empty '{words_field}'", is_rejected=False)
         if not all(isinstance(word, str) and word.strip() for word in words):
-            raise UnusableRecord(f"a word in '{words_field}' is empty or no text")
+            raise UnusableRecord(f"a word in '{words_field}' is empty or not a text")
         if len(words) != len(tags):
             detail = f"{len(words)} words, {len(tags)} tags"
             raise UnusableRecord("words and tags differ in number", detail)

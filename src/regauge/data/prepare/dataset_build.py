@@ -229,7 +229,6 @@ class DatasetBuild:
 def _find_classes(
     layout: Layout, shared: SharedPhases, encoded: list[read_records.Counts]
 ) -> dict[str, LabelClasses]:
-    """Return each label's classes, from the counts of all encoded pieces."""
     classes: dict[str, LabelClasses] = {}
     for field, declared in layout.declared_classes().items():
         total = LabelCounts(Counter(), Counter())
@@ -245,7 +244,6 @@ def _find_classes(
 
 
 def _number_labels(batch: pa.RecordBatch, classes: dict[str, LabelClasses]) -> pa.RecordBatch:
-    """Replace class texts in encoded records by class numbers."""
     fields, columns = list(batch.schema), list(batch.columns)
     for index, field in enumerate(fields):
         if field.name in classes and field.type == VALUE_TYPES["label"]:

@@ -43,8 +43,6 @@ DECISIONS = "decisions.npy"
 
 
 class _UsableRecord(NamedTuple):
-    """A record with the layout's fields."""
-
     decision: int
     file: str
     location: str
@@ -135,7 +133,6 @@ class _RecordEncoder:
         return _UsableRecord(decision, record["file"], record["location"], fields, texts)
 
     def _count_labels(self, record: _UsableRecord, cells: list[Any]) -> None:
-        """Count a row's classes by split."""
         for name, index in self._label_columns.items():
             counts = self.counts["labels"][name]
             texts = (text for text in cells[index] if text is not None)

@@ -250,7 +250,6 @@ def _restore_key_order(record: Record, content: str) -> str:
 
 
 def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
-    """Return records as a batch, and update the counts."""
     texts = [duplicates.join_texts(record.fields) for record in batch]
     counts["records"] += len(batch)
     counts["text_bytes"] += sum(len(text.encode()) for text in texts)

@@ -108,7 +108,6 @@ def check_replaceable(folder: Path) -> None:
 
 
 def _find_foreign_file(folder: Path) -> str:
-    """Return the name of a file outside any dataset, or an empty string."""
     entries = sorted(path for path in folder.iterdir() if not _is_build_file(path))
     if entries and not (folder / INPUTS).is_file():
         return entries[0].name
@@ -253,5 +252,4 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def _read_inputs(folder: Path) -> dict[str, Any] | None:
-    """Return a folder's stored inputs, or None if there are none."""
     return find_valid_json(folder / INPUTS, InputsShape)

@@ -101,7 +101,6 @@ def _regroup(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
 
 
 def _flatten(array: pa.Array) -> np.ndarray:
-    """Return a column's values as one array."""
     values: np.ndarray = (array.flatten() if pa.types.is_list(array.type) else array).to_numpy()
     return values
 

@@ -89,7 +89,6 @@ def find_files(patterns: tuple[str, ...]) -> list[InputFile]:
 
 
 def _match(pattern: str) -> Iterator[InputFile]:
-    """Yield the files that match a pattern, in any order."""
     pattern = pattern.removeprefix("file://")
     if _remote.is_url(pattern):
         yield from (InputFile(*match) for match in _remote.list_matches(pattern))
@@ -273,14 +272,12 @@ def read_json_lines(
 
 
 def _starts_array(line: bytes) -> bool:
-    """Return whether a line starts an array of objects."""
     return line.startswith(b"[") and line[1:].lstrip()[:1] in (b"", b"{")
 
 
 def _parse_record(
     file: str, location: str, data: bytes, columns: tuple[str, ...]
 ) -> Record | Rejected:
-    """Return the record of a JSON object, or why it cannot be used."""
     try:
         document = json.loads(data.decode())
     except UnicodeDecodeError as error:

@@ -64,7 +64,7 @@ def select_converted_files(names: list[str], subset: str, split: str) -> list[st
 
 def _select_split(by_split: dict[str, list[str]], split: str) -> list[str]:
     if not any(by_split.values()):
-        raise DataError("it has no data file of a known format", "choose another dataset")
+        raise DataError("it has no data file in a known format", "choose another dataset")
     if not by_split.get(split):
         raise DataError(f"it has no split '{split}'", did_you_mean(split, tuple(by_split)))
     return by_split[split]

@@ -173,12 +173,10 @@ def _read_features(document: bytes) -> dict[str, Any]:
 
 @cache
 def _log_left_out(column: str, arrow_type: str) -> None:
-    """Log once that a column is not read."""
     logger.warning("Column '%s' of type %s is left out: it has no text form", column, arrow_type)
 
 
 def _list_damage_errors(arrow: Any) -> tuple[type[Exception], ...]:
-    """Return the exception types that Arrow raises for damaged files and unknown formats."""
     return arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError
 
 

@@ -57,7 +57,6 @@ class Arrow(_tables.TableSource):
 
 @contextmanager
 def _open(name: str) -> Iterator[Any]:
-    """Open a file or a stream."""
     import pyarrow as pa
 
     with ExitStack() as stack:

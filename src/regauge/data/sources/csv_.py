@@ -88,7 +88,6 @@ class Csv(_files.FileSource):
                     yield self._build_record(name, row, columns, len(header))
 
     def _read_header(self, rows: Iterator[_Row | Rejected]) -> tuple[str, ...] | Rejected:
-        """Return the names of the columns, from the settings or from the first row."""
         if self.column_names:
             return self.column_names
         first = next(rows, None)

@@ -92,7 +92,6 @@ class HuggingFace(Source):
         return cast("_files.FileSource", parse_choice("data/sources", table))
 
     def _list_folder(self, folder: Path) -> list[_files.InputFile]:
-        """Return the split's files in a local folder."""
         if self.revision:
             raise DataError("a folder has no revisions", "remove source.revision")
         if (folder / SPLITS_FILE).exists():
@@ -114,7 +113,6 @@ class HuggingFace(Source):
         return [_files.stat_file(folder / name) for name in selected]
 
     def _list_saved(self, folder: Path) -> list[_files.InputFile]:
-        """Return the files of a dataset that `save_to_disk` wrote."""
         if self.subset:
             raise DataError("a saved dataset has no subsets", "remove source.subset")
         split = _read_value(folder / STATE_FILE, "_split")
@@ -128,7 +126,6 @@ class HuggingFace(Source):
         return [_files.stat_file(path) for path in files]
 
     def _list_hub(self) -> list[_files.InputFile]:
-        """Return the split's files on the hub, of one commit."""
         info = self.fetch_info(self.revision)
         names = [file.rfilename for file in info.siblings or ()]
         if any(map(find_source_kind, names)):
@@ -175,7 +172,7 @@ class HuggingFace(Source):
             return DataError(problem, f"correct source.name; for a private dataset {log_in}")
         if isinstance(error, errors.RevisionNotFoundError):
             if revision == CONVERTED_REVISION:
-                return DataError("it has no data file of a known format", "choose another dataset")
+                return DataError("it has no data file in a known format", "choose another dataset")
             return DataError(f"it has no revision '{revision}'", "correct source.revision")
         return TransientError(
             f"the dataset '{self.name}': cannot read from {endpoint}: {message}",
@@ -184,7 +181,6 @@ class HuggingFace(Source):
 
 
 def _read_value(path: Path, key: str) -> Any:
-    """Return a value of a file that `save_to_disk` wrote."""
     document = read_json(path, "save the dataset again")
     if key not in document:
         raise DataError(f"{path} has no '{key}'", "save the dataset again")
@@ -198,7 +194,6 @@ def _fetch_dataset_info(source: HuggingFace, commit: str, _endpoint: str) -> Any
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata of a README; empty if there is none."""
     from huggingface_hub import metadata_load
 
     try:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class _Page(NamedTuple):
-    """A documented object with a summary and a body."""
-
     file: str
     item: DocumentedObject
     summary: str

@@ -42,7 +42,6 @@ class SourceEntry(Settings):
     @model_validator(mode="before")
     @classmethod
     def _separate_source_keys(cls, value: Any) -> Any:
-        """Move the keys of the source into a separate table."""
         if isinstance(value, str):
             return {"source": value}
         if not isinstance(value, dict) or "kind" not in value:

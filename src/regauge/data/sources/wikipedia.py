@@ -91,8 +91,6 @@ def _parse_blocks(
 
 
 class _Article(NamedTuple):
-    """An article that is being read."""
-
     file: str
     location: str
     title: bytes

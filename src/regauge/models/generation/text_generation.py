@@ -137,7 +137,6 @@ class GenerationProgram(nn.Module):
         return self.options.max_new_tokens or 1
 
     def _group_rows(self, lengths: Tensor) -> Iterator[Tensor]:
-        """Yield the indices of rows that are computed together."""
         if self.options.is_sampled:  # so that no other row changes the shape of the batch
             yield from torch.arange(len(lengths), device=lengths.device).split(1)
         else:

@@ -275,7 +275,7 @@ def build_card(dtype: Any, **keys: Any) -> dict[str, Any]:
     return {"features": [{"name": "label", "dtype": dtype}], **keys}
 
 
-CARDS = {
+CARDS: dict[str, Any] = {
     "a table": build_card({"class_label": {"names": NAMED}}),
     "a list of names": build_card({"class_label": {"names": [*NAMED.values()]}}),
     "one of several subsets": [

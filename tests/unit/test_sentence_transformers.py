@@ -19,7 +19,6 @@ import regauge
 from distributed import datasets
 from libraries import import_sentence_transformers
 from regauge.inference.export.probe_texts import select_probe_texts
-from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import (
     LIMIT_FILES,
@@ -29,6 +28,9 @@ from regauge.models.sentence_transformers import (
     PoolingMode,
     SentenceEncoder,
     Tokenization,
+    is_sentence_transformer,
+    read_sentence_encoder,
+    write_description,
 )
 from regauge.models.tokenizer_convention import Convention
 from regauge.system.errors import DataError, SettingsError
@@ -119,9 +121,7 @@ def flags(*modes: PoolingMode) -> dict[str, Any]:
 def test_poolings_of_old_and_new_versions_are_read(
     tmp_path: Path, document: dict[str, Any], modes: tuple[PoolingMode, ...]
 ) -> None:
-    pooling = sentence_transformers.read_sentence_encoder(
-        write_folder(tmp_path, pooling=document)
-    ).pooling
+    pooling = read_sentence_encoder(write_folder(tmp_path, pooling=document)).pooling
     assert pooling == Pooling(modes=modes, normalize=True)
 
 
@@ -131,15 +131,11 @@ def test_modules_are_identified_by_class_name_in_any_package(tmp_path: Path, pre
     kinds = ("Transformer", "Pooling", "Dense")
     write_file(folder / "modules.json", modules(*kinds, prefix=prefix))
     dense = DenseLayer(in_features=8, out_features=4, folder="2_Dense")
-    assert sentence_transformers.read_sentence_encoder(folder).pooling == Pooling(
-        dense=(dense,), normalize=False
-    )
+    assert read_sentence_encoder(folder).pooling == Pooling(dense=(dense,), normalize=False)
     write_file(folder / "modules.json", modules(*kinds, "Normalize", prefix=prefix))
-    assert sentence_transformers.read_sentence_encoder(folder).pooling == Pooling(
-        dense=(dense,), normalize=True
-    )
-    assert sentence_transformers.is_sentence_transformer(folder)
-    assert not sentence_transformers.is_sentence_transformer(folder / "1_Pooling")
+    assert read_sentence_encoder(folder).pooling == Pooling(dense=(dense,), normalize=True)
+    assert is_sentence_transformer(folder)
+    assert not is_sentence_transformer(folder / "1_Pooling")
 
 
 @pytest.mark.parametrize(
@@ -155,9 +151,8 @@ def test_a_dense_layer_is_read_with_its_activation(
     tmp_path: Path, class_name: str, activation: str
 ) -> None:
     document = {**DENSE, "bias": False, "activation_function": class_name}
-    (layer,) = sentence_transformers.read_sentence_encoder(
-        write_folder(tmp_path, "Dense", dense=document)
-    ).pooling.dense
+    folder = write_folder(tmp_path, "Dense", dense=document)
+    (layer,) = read_sentence_encoder(folder).pooling.dense
     assert layer.model_dump() == {
         "in_features": 8,
         "out_features": 4,
@@ -168,23 +163,15 @@ def test_a_dense_layer_is_read_with_its_activation(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "sentence_bert_config.json",
-        "sentence_roberta_config.json",
-        "sentence_mpnet_config.json",
-    ],
+    "name", [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "mpnet")]
 )
 def test_the_text_limit_is_read_from_any_of_its_files(tmp_path: Path, name: str) -> None:
     folder = write_folder(tmp_path)
     (folder / LIMIT_FILES[0]).unlink()
     write_file(folder / name, {"max_seq_length": 96, "do_lower_case": True})
-    tokenization = sentence_transformers.read_sentence_encoder(folder).tokenization
-    assert (tokenization.max_length, tokenization.lowercase, tokenization.convention) == (
-        96,
-        True,
-        "transformers",
-    )
+    tokenization = read_sentence_encoder(folder).tokenization
+    assert (tokenization.max_length, tokenization.lowercase) == (96, True)
+    assert tokenization.convention == "transformers"
 
 
 @pytest.mark.parametrize("limit", [{}, {"max_seq_length": None, "do_lower_case": False}])
@@ -205,7 +192,7 @@ def test_the_default_text_limit_is_that_of_model_and_tokenizer(
     tokens: int,
 ) -> None:
     folder = write_folder(tmp_path, limit=limit, config=config, tokenizer=tokenizer)
-    tokenization = sentence_transformers.read_sentence_encoder(folder).tokenization
+    tokenization = read_sentence_encoder(folder).tokenization
     assert (tokenization.max_length, tokenization.lowercase) == (tokens, False)
 
 
@@ -215,7 +202,7 @@ def test_a_missing_text_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         SettingsError, match=r"has no maximum text length; set text\.max_seq_length"
     ):
-        sentence_transformers.read_sentence_encoder(folder)
+        read_sentence_encoder(folder)
 
 
 PROMPTED = {
@@ -225,9 +212,7 @@ PROMPTED = {
 
 
 def test_prompts_and_the_default_prompt_are_read(tmp_path: Path) -> None:
-    tokenization = sentence_transformers.read_sentence_encoder(
-        write_folder(tmp_path, prompts=PROMPTED)
-    ).tokenization
+    tokenization = read_sentence_encoder(write_folder(tmp_path, prompts=PROMPTED)).tokenization
     assert tokenization.prompts == PROMPTED["prompts"]
     assert tokenization.prompt_text() == "text: "
     prompt_texts = [tokenization.prompt_text(name) for name in ("query", "passage", "plain")]
@@ -240,26 +225,17 @@ def test_prompts_and_the_default_prompt_are_read(tmp_path: Path) -> None:
     "document", [{}, {"prompts": {}}, {"prompts": None}, {"default_prompt_name": None}]
 )
 def test_a_folder_without_prompts_has_none(tmp_path: Path, document: dict[str, Any]) -> None:
-    tokenization = sentence_transformers.read_sentence_encoder(
-        write_folder(tmp_path, prompts=document)
-    ).tokenization
-    assert (tokenization.prompts, tokenization.default_prompt, tokenization.prompt_text()) == (
-        {},
-        None,
-        "",
-    )
+    tokenization = read_sentence_encoder(write_folder(tmp_path, prompts=document)).tokenization
+    assert (tokenization.prompts, tokenization.default_prompt) == ({}, None)
+    assert tokenization.prompt_text() == ""
     with pytest.raises(SettingsError, match="no prompt is called 'query'; the artifact has none"):
         tokenization.prompt_text("query")
 
 
 def test_an_empty_default_prompt_is_used(tmp_path: Path) -> None:
     document = {**PROMPTED, "default_prompt_name": "plain"}
-    assert (
-        sentence_transformers.read_sentence_encoder(
-            write_folder(tmp_path, prompts=document)
-        ).tokenization.prompt_text()
-        == ""
-    )
+    encoder = read_sentence_encoder(write_folder(tmp_path, prompts=document))
+    assert encoder.tokenization.prompt_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -300,7 +276,7 @@ def test_unsupported_folders_are_refused(
     tmp_path: Path, kinds: tuple[str, ...], files: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((SettingsError, DataError)) as caught:
-        sentence_transformers.read_sentence_encoder(write_folder(tmp_path, *kinds, **files))
+        read_sentence_encoder(write_folder(tmp_path, *kinds, **files))
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -312,10 +288,10 @@ def test_a_transformer_in_a_subfolder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         SettingsError, match="are in its folder '0_Transformer'; save it again with"
     ):
-        sentence_transformers.read_sentence_encoder(folder)
+        read_sentence_encoder(folder)
     write_file(folder / "modules.json", [])
     with pytest.raises(SettingsError, match="unsupported modules in "):
-        sentence_transformers.read_sentence_encoder(folder)
+        read_sentence_encoder(folder)
 
 
 @pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "1_Pooling/../.."])
@@ -324,7 +300,7 @@ def test_a_module_outside_of_the_folder_is_refused(tmp_path: Path, path: str) ->
     entries = json.loads((folder / "modules.json").read_text())
     write_file(folder / "modules.json", [entries[0], {**entries[1], "path": path}])
     with pytest.raises(SettingsError, match=f"names '{path}', outside of its folder; do not use"):
-        sentence_transformers.read_sentence_encoder(folder)
+        read_sentence_encoder(folder)
 
 
 @settings(max_examples=30)
@@ -357,8 +333,8 @@ def test_a_written_description_is_read_back(
     )
     folder = tmp_path_factory.mktemp("written")
     write_file(folder / "config.json", {"hidden_size": WIDTH})
-    sentence_transformers.write_description(folder, encoder, WIDTH)
-    assert sentence_transformers.read_sentence_encoder(folder) == encoder
+    write_description(folder, encoder, WIDTH)
+    assert read_sentence_encoder(folder) == encoder
     assert ((folder / "2_Normalize").is_dir()) is normalized
 
 
@@ -388,6 +364,12 @@ def write_model(folder: Path, *, wrapped: bool = True) -> Path:
         tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, ends)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def build_encoder(pooling: Pooling = Pooling(), **options: Any) -> SentenceEncoder:  # noqa: B008 - frozen
+    """Return an encoder of 16 tokens whose texts are tokenized as by transformers."""
+    tokenization = Tokenization(max_length=16, convention="transformers", **options)
+    return SentenceEncoder(tokenization=tokenization, pooling=pooling)
 
 
 def write_dense_weights(folder: Path, dense: DenseLayer) -> None:
@@ -437,13 +419,10 @@ def test_written_folders_have_the_same_vectors_in_sentence_transformers(
     normalized: bool,
 ) -> None:
     import_sentence_transformers()
-    encoder = SentenceEncoder(
-        tokenization=Tokenization(max_length=16, convention="transformers"),
-        pooling=Pooling(modes=modes, normalize=normalized),
-    )
-    sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
+    encoder = build_encoder(Pooling(modes=modes, normalize=normalized))
+    write_description(write_model(tmp_path), encoder, WIDTH)
     vectors = encode_with_both(tmp_path, RAGGED)
-    assert sentence_transformers.read_sentence_encoder(tmp_path).pooling == encoder.pooling
+    assert read_sentence_encoder(tmp_path).pooling == encoder.pooling
     assert vectors.shape == (len(RAGGED), WIDTH * len(modes))
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5) is normalized
     assert (cosines(vectors[:1], vectors[1:5]) < MIN_COSINE).all()
@@ -460,11 +439,7 @@ def test_written_folders_have_the_same_vectors_in_sentence_transformers(
 )
 def test_dense_layers_have_the_same_vectors(tmp_path: Path, dense: DenseLayer) -> None:
     import_sentence_transformers()
-    encoder = SentenceEncoder(
-        tokenization=Tokenization(max_length=16, convention="transformers"),
-        pooling=Pooling(dense=(dense,)),
-    )
-    sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
+    write_description(write_model(tmp_path), build_encoder(Pooling(dense=(dense,))), WIDTH)
     write_dense_weights(tmp_path, dense)
     assert encode_with_both(tmp_path, RAGGED).shape == (len(RAGGED), 5)
 
@@ -472,19 +447,15 @@ def test_dense_layers_have_the_same_vectors(tmp_path: Path, dense: DenseLayer) -
 def test_imported_folders_have_the_same_vectors(tmp_path: Path) -> None:
     import_sentence_transformers()
     dense = DenseLayer(in_features=WIDTH, out_features=5, activation="tanh", folder="2_Dense")
-    tokenization = Tokenization(
-        max_length=16, prompts={"query": "w20 "}, default_prompt="query", convention="transformers"
-    )
-    encoder = SentenceEncoder(
-        tokenization=tokenization, pooling=Pooling(modes=("cls",), dense=(dense,), normalize=False)
-    )
+    pooling = Pooling(modes=("cls",), dense=(dense,), normalize=False)
+    encoder = build_encoder(pooling, prompts={"query": "w20 "}, default_prompt="query")
     for name in ("ours", "taken"):
         (tmp_path / name).mkdir()
-    sentence_transformers.write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
+    write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
     write_dense_weights(tmp_path / "ours", dense)
     (tmp_path / "ours" / dense.folder / "pytorch_model.bin").write_bytes(b"a pickle")
     import_weights(tmp_path / "ours", tmp_path / "taken", None)
-    assert sentence_transformers.read_sentence_encoder(tmp_path / "taken") == encoder
+    assert read_sentence_encoder(tmp_path / "taken") == encoder
     assert not list((tmp_path / "taken").rglob("*.bin"))
     assert np.array_equal(
         encode_with_both(tmp_path / "taken", RAGGED), encode_with_both(tmp_path / "ours", RAGGED)
@@ -493,8 +464,7 @@ def test_imported_folders_have_the_same_vectors(tmp_path: Path) -> None:
 
 def test_tokenizers_without_special_tokens_have_the_same_vectors(tmp_path: Path) -> None:
     import_sentence_transformers()
-    encoder = SentenceEncoder(tokenization=Tokenization(max_length=16, convention="transformers"))
-    sentence_transformers.write_description(write_model(tmp_path, wrapped=False), encoder, WIDTH)
+    write_description(write_model(tmp_path, wrapped=False), build_encoder(), WIDTH)
     assert encode_with_both(tmp_path, RAGGED[:-1]).shape == (len(RAGGED) - 1, WIDTH)
 
 
@@ -511,29 +481,18 @@ def test_a_plain_transformers_folder_has_the_same_vectors(tmp_path: Path, *, wra
 def test_lowercased_texts_have_the_same_vectors(tmp_path: Path) -> None:
     import_sentence_transformers()
     texts = [text.replace("w", "W") for text in RAGGED]
-    encoder = SentenceEncoder(
-        tokenization=Tokenization(max_length=16, convention="transformers", lowercase=True)
-    )
-    sentence_transformers.write_description(write_model(tmp_path), encoder, WIDTH)
+    write_description(write_model(tmp_path), build_encoder(lowercase=True), WIDTH)
     small = encode_with_both(tmp_path, texts)
     assert np.array_equal(small, encode_with_both(tmp_path, RAGGED))
-    sentence_transformers.write_description(
-        tmp_path,
-        SentenceEncoder(tokenization=Tokenization(max_length=16, convention="transformers")),
-        WIDTH,
-    )
+    write_description(tmp_path, build_encoder(), WIDTH)
     assert (cosines(small, encode_with_both(tmp_path, texts)) < MIN_COSINE).any()
 
 
 def test_prompts_give_the_same_vectors(tmp_path: Path) -> None:
     import_sentence_transformers()
     prompts = {"query": "w20 w21 ", "passage": "w22 "}
-    tokenization = Tokenization(
-        max_length=16, prompts=prompts, default_prompt="passage", convention="transformers"
-    )
-    sentence_transformers.write_description(
-        write_model(tmp_path), SentenceEncoder(tokenization=tokenization), WIDTH
-    )
+    encoder = build_encoder(prompts=prompts, default_prompt="passage")
+    write_description(write_model(tmp_path), encoder, WIDTH)
     default_vectors, query_vectors = (
         encode_with_both(tmp_path, RAGGED),
         encode_with_both(tmp_path, RAGGED, "query"),
@@ -548,20 +507,17 @@ def test_prompts_give_the_same_vectors(tmp_path: Path) -> None:
 
 def test_a_folder_written_by_the_library_is_read(tmp_path: Path) -> None:
     prompts = {"query": "w20 w21 "}
-    tokenization = Tokenization(
-        max_length=16, prompts=prompts, default_prompt="query", convention="transformers"
-    )
-    encoder = SentenceEncoder(tokenization=tokenization, pooling=Pooling(modes=("cls",)))
+    encoder = build_encoder(Pooling(modes=("cls",)), prompts=prompts, default_prompt="query")
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
-    sentence_transformers.write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
+    write_description(write_model(tmp_path / "ours"), encoder, WIDTH)
     library_model = import_sentence_transformers().SentenceTransformer(
         str(tmp_path / "ours"), device="cpu"
     )
     library_model.save(str(tmp_path / "theirs"))
-    read = sentence_transformers.read_sentence_encoder(tmp_path / "theirs")
+    read = read_sentence_encoder(tmp_path / "theirs")
     added = {**prompts, "document": ""}  # added by the library
-    assert read.tokenization == tokenization.model_copy(update={"prompts": added})
+    assert read.tokenization == encoder.tokenization.model_copy(update={"prompts": added})
     assert read.pooling == encoder.pooling
     assert np.array_equal(
         encode_with_both(tmp_path / "theirs", RAGGED), encode_with_both(tmp_path / "ours", RAGGED)

@@ -74,13 +74,6 @@ class Conversation(NamedTuple):
             and any(not is_blank(message.get(key)) for key in ANSWER_KEYS)
         )
 
-    def list_strings(self) -> Iterator[str]:
-        """Yield all texts in the conversation, and the keys of all objects.
-
-        Raises ConversationError if it is nested deeper than MAX_DEPTH.
-        """
-        return _list_strings([self.messages, self.variables], 0)
-
     def list_parts(self) -> Iterator[PartPath]:
         """Yield the path of every part that is not blank.
 
@@ -194,8 +187,8 @@ def _parse_turns(record: Mapping[str, Value], extra_roles: Collection[str]) -> C
 
 
 def check_strings(conversation: Conversation, special_tokens: tuple[str, ...]) -> None:
-    """Raise ConversationError for a text with a special token, or one that cannot be encoded."""
-    for text in conversation.list_strings():
+    """Raise ConversationError for a text or key with a special token, or that is not Unicode."""
+    for text in _list_strings([conversation.messages, conversation.variables], 0):
         if not is_unicode(text):
             raise ConversationError("lone surrogate", UNDECODABLE)
         for token in special_tokens:
@@ -314,6 +307,7 @@ def _parse_json(value: Any, name: str) -> Any:
 
 
 def _list_strings(value: Any, depth: int) -> Iterator[str]:
+    """Yield all texts in a value, and the keys of all objects; raises ConversationError."""
     if depth > MAX_DEPTH:
         raise ConversationError(f"nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):

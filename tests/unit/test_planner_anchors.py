@@ -109,6 +109,14 @@ def test_the_history_keeps_every_field(tmp_path: Path, caplog: pytest.LogCapture
     assert run.log_memory_error == pytest.approx(math.log(1.5))
 
 
+def test_another_prediction_needs_another_version() -> None:
+    """If these numbers change, raise FORMULA_VERSION, so that older runs correct no plan."""
+    plan = plan_training(JOB, MACHINE)
+    predicted = (plan.step_parts.total, plan.memory.parts.total)
+    assert run_history.FORMULA_VERSION == 1
+    assert predicted == pytest.approx((0.006432885874, 1436703754.0402), rel=1e-6)
+
+
 def test_the_history_is_in_the_state_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,15 @@ def test_runs_of_another_version_are_ignored(
 ) -> None:
     path = tmp_path / "runs.jsonl"
     record_run(RUN, path)
+    document = json.loads(path.read_text())
+    formula = document.pop("formula")
     with path.open("a") as file:
-        file.write('{"name": "b", "features": {"colour": "red"}, "source": "x"}\n')
+        for changes in ({}, {"formula": formula - 1}, {"formula": formula, "features": {"a": 1}}):
+            file.write(json.dumps(document | changes) + "\n")
     assert load_history(path) == (RUN,)
-    assert "1 runs of another version" in caplog.text
+    assert "3 runs of another version" in caplog.text
+    record_run(RUN, path)
+    assert len(path.read_text().splitlines()) == 1
 
 
 def test_processes_share_a_processor() -> None:

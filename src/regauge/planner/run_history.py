@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 VARIABLE = "REGAUGE_PLANNER_RUNS"
 """Environment variable with the file path, or `off`."""
 OFF = "off"
+FORMULA_VERSION = 1
+"""Version of the formulas for step time and memory; raise it whenever a prediction changes.
+
+Runs that another version predicted are ignored: their errors say nothing about this one.
+"""
 MAX_RUNS = 200
 """How many of the latest runs the file keeps."""
 LOCK_SECONDS = 5.0
@@ -60,7 +65,8 @@ def record_run(anchor: Anchor, path: Path | None = None) -> None:
         runs = [
             run for run in load_history(path) if not anchor.run_id or run.run_id != anchor.run_id
         ]
-        lines = [json.dumps(asdict(run), allow_nan=False) for run in (*runs, anchor)]
+        documents = [{**asdict(run), "formula": FORMULA_VERSION} for run in (*runs, anchor)]
+        lines = [json.dumps(document, allow_nan=False) for document in documents]
         write_atomic(path, "\n".join(lines[-MAX_RUNS:]) + "\n")
 
 
@@ -76,7 +82,9 @@ def load_history(path: Path | None = None) -> tuple[Anchor, ...]:
 
 
 def _parse_document(document: dict[str, Any]) -> Anchor | None:
-    """Return a run; None if its values do not match this version."""
+    """Return a run; None if its values or its formulas do not match this version."""
+    if document.get("formula") != FORMULA_VERSION:
+        return None
     try:
         values = {
             item.name: document[item.name] for item in fields(Anchor) if item.name in document

@@ -179,3 +179,9 @@ def test_a_tail_reads_each_complete_line_once(tmp_path: Path) -> None:
         file.write(': 2}\ntorn\n{"c": 3}\n')
         file.flush()
         assert tail.read() == [{"b": 2}, {"c": 3}]
+    (tmp_path / "a.jsonl").write_text('{"d": 4}\n')
+    assert tail.read() == [{"d": 4}], "the file was truncated"
+    (tmp_path / "b.jsonl").write_text('{"e": 5}\n{"f": 6}\n')
+    (tmp_path / "b.jsonl").replace(tmp_path / "a.jsonl")
+    assert tail.read() == [{"e": 5}, {"f": 6}], "the file was replaced"
+    assert tail.read() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,12 +14,16 @@ TAIL_BYTES = 65536
 
 
 class LineTail:
-    """Reads each line of a growing file once; the file may not exist yet."""
+    """Reads each line of a growing file once; the file may not exist yet.
+
+    A file that was replaced or truncated is read from its beginning, as by `tail -F`.
+    """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         """Start at the beginning of a file, or at its current end."""
         self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
+        self._status = path.stat() if from_end and path.exists() else None
+        self._offset = self._status.st_size if self._status else 0
 
     def read_bytes(self, *, is_last: bool = False) -> list[bytes]:
         """Return the lines completed since the last call.
@@ -27,6 +32,11 @@ class LineTail:
         """
         try:
             with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_same = self._status is not None and os.path.samestat(status, self._status)
+                if not is_same or status.st_size < self._offset:
+                    self._offset = 0
+                self._status = status
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
@@ -65,6 +66,18 @@ class WebhookSink:
         with serve(ThreadingHTTPServer(("127.0.0.1", 0), Handler), "webhook") as address:
             self.url = f"{address}/hook"
             yield self
+
+
+@pytest.fixture
+def webhook() -> Iterator[WebhookSink]:
+    with WebhookSink().run() as sink:
+        yield sink
+
+
+def notify(url: str, **options: Any) -> dict[str, Any]:
+    """Return the table `monitoring` with a webhook."""
+    limits = {"timeout_seconds": 60.0, "exit_seconds": 60.0}
+    return {"notifications": {"webhook": {"url": url}, **limits, **options}}
 
 
 @contextmanager

@@ -14,8 +14,10 @@ import pytest
 from distributed.test_resume import assert_same
 from faults.clusters import Cluster, kill_nodes, request, serve_unrelated_port, start_etcd
 from faults.conftest import FULL, Job, Jobs, send_sigterm
+from notification_sinks import WebhookSink, notify, webhook
 from regauge.system.processes import find_free_port
 
+__all__ = ["webhook"]
 STEPS = 300
 LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 20}}}
 CLOSE = 1e-4
@@ -182,13 +184,15 @@ def test_a_run_without_its_rendezvous_ends_in_time(etcd_cluster: Cluster) -> Non
 
 
 @FULL
-def test_losing_the_rendezvous_node_ends_the_run(cluster: Cluster) -> None:
-    cluster.create_job("2", execution={"nodes": {"join_seconds": 8.0}}, **LONG)
+def test_losing_the_rendezvous_node_ends_the_run(cluster: Cluster, webhook: WebhookSink) -> None:
+    nodes = {"nodes": {"join_seconds": 8.0}}
+    cluster.create_job("2", execution=nodes, monitoring=notify(webhook.url), **LONG)
     first, second = cluster.start_node(), cluster.start_node()
     first.wait_for_step(40)
     kill_nodes(first)
     assert second.wait().code == 75, second.stderr
     assert "2 nodes did not meet at" in second.stderr.splitlines()[-1]
+    assert [document["is_final"] for document in webhook.documents][-1:] == [True]
 
 
 @FULL
@@ -236,8 +240,9 @@ def test_nodes_without_a_shared_folder_are_refused(cluster: Cluster, tmp_path: P
 
 
 @FULL
-def test_different_settings_on_a_node_are_reported(cluster: Cluster) -> None:
-    job = cluster.create_job("2")
+def test_different_settings_on_a_node_are_reported(cluster: Cluster, webhook: WebhookSink) -> None:
+    """Every node prints the error; only the leader sends it."""
+    job = cluster.create_job("2", monitoring=notify(webhook.url))
     first, second = (
         cluster.start_node(),
         cluster.start_node(options=("optimizer.learning_rate=0.5",)),
@@ -247,6 +252,7 @@ def test_different_settings_on_a_node_are_reported(cluster: Cluster) -> None:
         line = node.stderr.splitlines()[-1]
         assert "has other settings than node 0" in line
         assert "optimizer.learning_rate is " in line
+    assert webhook.events == ["failed"]
     assert not job.folder.exists()
 
 

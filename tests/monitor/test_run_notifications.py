@@ -6,17 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from faults.conftest import Jobs, jobs, runs, send_sigterm, worlds
-from notification_sinks import WebhookSink, be_silent, run_hostile
+from notification_sinks import WebhookSink, be_silent, notify, run_hostile, webhook
 from regauge.monitoring.notify.delivery import JOURNAL
 
-__all__ = ["jobs", "runs", "worlds"]
+__all__ = ["jobs", "runs", "webhook", "worlds"]
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 JUMPING = """
 import sys, time
@@ -38,18 +36,6 @@ with open_notifier(settings, EventSource("train", "x", folder)) as events:
     events.poll()
     events.send("finished", is_final=True)
 """
-
-
-@pytest.fixture
-def webhook() -> Iterator[WebhookSink]:
-    with WebhookSink().run() as sink:
-        yield sink
-
-
-def notify(url: str, **options: Any) -> dict[str, Any]:
-    """Return the table `monitoring` with a webhook."""
-    limits = {"timeout_seconds": 60.0, "exit_seconds": 60.0}
-    return {"notifications": {"webhook": {"url": url}, **limits, **options}}
 
 
 def test_a_killed_rank_gives_failed_recovered_and_finished(

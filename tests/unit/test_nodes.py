@@ -161,6 +161,20 @@ def test_nodes_wait_briefly_for_a_node_that_is_not_replaced(
     assert launcher._find_join_seconds() == seconds
 
 
+@pytest.mark.parametrize(
+    ("backend", "host", "is_leader"),
+    [("c10d", "127.0.0.1", True), ("c10d", "127.0.0.9", False), ("etcd", "127.0.0.9", True)],
+)
+def test_the_node_at_the_rendezvous_speaks_until_the_nodes_have_met(
+    backend: Any, host: str, *, is_leader: bool
+) -> None:
+    nodes = Nodes(count=2, rendezvous=backend, endpoint=f"{host}:29400")
+    topology = resolve_topology(nodes, FOLDER, {})
+    assert topology is not None
+    settings: Any = None
+    assert RendezvousLauncher(topology, settings, FOLDER).is_leader == is_leader
+
+
 @pytest.mark.parametrize(("count", "is_node"), [(2, True), (None, False)])
 def test_the_checks_before_the_start_do_not_turn_a_node_into_a_rank(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int | None, *, is_node: bool

@@ -17,6 +17,7 @@ from regauge.monitoring.notify.events import EVENTS, MAX_TEXT_LENGTH, Event, Eve
 from regauge.monitoring.notify.notifier import Notifier, RateLimit, name_exit, open_notifier
 from regauge.monitoring.notify.settings import Email, Notifications
 from regauge.monitoring.notify.sinks import Sink, build_mail, build_sinks, build_slack_message
+from regauge.supervision.run_events import send_run_events
 from regauge.system.errors import ChildError, LimitReachedError, SettingsError, StopSignalError
 from regauge.training.settings import TrainSettings
 
@@ -235,6 +236,9 @@ def test_the_end_of_a_command_is_one_event(
     with pytest.raises(type(error)):
         fail("finished")
     assert [event.name for event in sent] == [name, "finished"]
+    with pytest.raises(type(error)), send_run_events(settings, tmp_path, lambda: False):
+        raise error
+    assert [event.name for event in sent] == [name, "finished"], "another node is the leader"
     assert all(event.is_final for event in sent)
     assert name_exit(66) == "failed"
 

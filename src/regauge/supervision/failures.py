@@ -146,6 +146,11 @@ class Failure:
         """Whether all processes end this way at the same step."""
         return self.policy.exit_code in COMMON_EXIT_CODES
 
+    @property
+    def has_lost_leader(self) -> bool:
+        """Whether the node with rank 0, which records attempts, was lost or left."""
+        return self.kind == "node" and self.rank == 0
+
     def is_same(self, other: Failure) -> bool:
         """Return whether kind and step are equal, and for `user` also the error location."""
         if (self.kind, self.step) != (other.kind, other.step):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,16 +36,6 @@ SILENT_KINDS = {"resized"}
 """Kinds that end an attempt without being a failure."""
 
 
-@dataclass(frozen=True)
-class AttemptFacts:
-    """The attempt whose events are sent."""
-
-    number: int
-    meter: CostMeter
-    is_leader: bool
-    """Whether this node sends the events."""
-
-
 class RunEvents:
     """Sends a run's events from one node's supervisor."""
 
@@ -59,16 +48,17 @@ class RunEvents:
     ) -> None:
         self._notifier, self._settings, self._folder = notifier, settings, folder
         self._clock = clock
-        self._attempt: AttemptFacts | None = None
+        self._attempt = 0
+        self._meter: CostMeter | None = None
         self._last_outcome = _read_last_outcome(folder)
         """How the last attempt ended, or "" once a later attempt has finished a step."""
         self._observed_at = -OBSERVE_SECONDS
         self._step, self._progress_at = 0, 0.0
         self._is_stuck = False
 
-    def begin_attempt(self, attempt: AttemptFacts) -> None:
+    def begin_attempt(self, attempt: int, meter: CostMeter) -> None:
         """Begin an attempt; no step is finished yet."""
-        self._attempt = attempt
+        self._attempt, self._meter = attempt, meter
         self._step, self._progress_at = 0, self._clock()
         self._is_stuck = False
 
@@ -154,30 +144,31 @@ class RunEvents:
         next_action: str,
         is_final: bool = False,
     ) -> None:
-        attempt = self._attempt
-        if attempt is None or not attempt.is_leader:
-            return
         self._notifier.send(
             name,
             problem=problem,
             failure_kind=failure_kind,
             step=max(self._step, failed_step),
-            attempt=attempt.number,
-            usd=attempt.meter.read().usd,
+            attempt=self._attempt,
+            usd=self._meter.read().usd if self._meter else None,
             next_action=next_action,
             is_final=is_final,
         )
 
 
 @contextmanager
-def send_run_events(settings: Notifications, folder: Path) -> Iterator[RunEvents]:
+def send_run_events(
+    settings: Notifications, folder: Path, may_send: Callable[[], bool]
+) -> Iterator[RunEvents]:
     """Yield the sender of a run's events; an error in the block is sent, too.
 
-    At the end of the block, unsent events delay it by `exit_seconds` at most. Raises SettingsError
-    if a sink's secret cannot be read.
+    Events are dropped while `may_send` returns False, so that one node sends them. At the end of
+    the block, unsent events delay it by `exit_seconds` at most. Raises SettingsError if a sink's
+    secret cannot be read.
     """
     source = EventSource("train", folder.resolve().name, str(folder.resolve()))
     with open_notifier(settings, source) as notifier:
+        notifier.may_send = may_send
         yield RunEvents(notifier, settings, folder)
 
 

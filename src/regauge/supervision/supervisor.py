@@ -29,7 +29,7 @@ from regauge.supervision.health.findings import raise_if_bad
 from regauge.supervision.health.machine import check_machine
 from regauge.supervision.nodes.attempt_registry import RunEndedError
 from regauge.supervision.nodes.build_launcher import build_launcher
-from regauge.supervision.run_events import AttemptFacts, send_run_events
+from regauge.supervision.run_events import send_run_events
 from regauge.supervision.run_metrics import export_run
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
@@ -62,13 +62,14 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
     folder = Path(settings.output.folder)
     launcher = build_launcher(settings, folder)
     notices = settings.execution.supervision.spot_notices
+    notifications = settings.monitoring.notifications
     signals = SupervisorSignals()
     with (
         record_signals(),
         launcher.open(),
         create_scratch_folder() as scratch,
         watch_spot_notices(notices, signals),
-        send_run_events(settings.monitoring.notifications, folder) as events,
+        send_run_events(notifications, folder, lambda: launcher.is_leader) as events,
         open_fork_server() as fork_server,
         export_run(settings) as metrics,
     ):
@@ -97,6 +98,8 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
                 launcher.record_end(0, "")
                 events.report_finish()
                 return
+            if failure.has_lost_leader:
+                launcher.is_leader = True  # until the remaining nodes meet again
             try:
                 run.wait_before_next()
             except ChildError as error:
@@ -159,7 +162,7 @@ class Supervisor:
             self._unrecorded.record(self._failures[-1])
         self._unrecorded = None
         meter = self._build_meter(group)
-        self._events.begin_attempt(AttemptFacts(group.plan.attempt, meter, group.is_leader))
+        self._events.begin_attempt(group.plan.attempt, meter)
         attempt = Attempt(
             self._settings,
             self.devices,
@@ -175,7 +178,7 @@ class Supervisor:
             failure = self._find_bad_devices(failure)
         if group.is_leader:
             attempt.record(failure)
-        elif failure is not None and failure.kind == "node" and failure.rank == 0:
+        elif failure is not None and failure.has_lost_leader:
             self._unrecorded = attempt
         if failure is not None:
             self._failures.append(failure)

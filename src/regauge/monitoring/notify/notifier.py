@@ -85,6 +85,8 @@ class Notifier:
         self._rate_limit = RateLimit(settings.repeat_seconds)
         self.read_usd: Callable[[], float | None] = lambda: None
         """Returns the dollars so far, for an error that ends the command."""
+        self.may_send: Callable[[], bool] = lambda: True
+        """Returns whether this process sends the events; of several nodes only the leader does."""
         self.has_ended = False
         """Whether the command's last event was sent."""
 
@@ -95,7 +97,7 @@ class Notifier:
     def send(self, name: EventName, **fields: Any) -> None:
         """Queue an event with fields of `Event`, unless the settings leave it out; never waits."""
         self.has_ended |= fields.get("is_final", False)
-        if self._queues and name in self._settings.events:
+        if self._queues and name in self._settings.events and self.may_send():
             event = Event(name, self._source, time.time(), **fields)
             self._put(self._rate_limit.admit(event, self._clock()))
 

@@ -100,6 +100,9 @@ class SingleNodeGroup(NodeGroup):
 class LocalLauncher:
     """Launches a run's attempts on one node, and locks the output folder meanwhile."""
 
+    is_leader = True
+    """Whether this node sends the run's events."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = FolderLock(folder)

@@ -106,6 +106,12 @@ class RendezvousLauncher:
         self._stores: list[Store] = []
         """Stores to keep open until the run ends."""
         self._has_ended = False
+        self.is_leader = topology.backend == "etcd" or topology.is_endpoint_local()
+        """Whether this node sends the run's events: as node 0 of the last attempt.
+
+        Before the nodes have met, the node that serves the rendezvous does, or every node if
+        another process serves it.
+        """
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -132,6 +138,7 @@ class RendezvousLauncher:
                 membership = self._join_in_thread(until, signals)
                 stack.callback(membership.handler.shutdown)
                 stack.callback(membership.watcher.stop)
+                self.is_leader = membership.node == 0
                 try:
                     group = self._build_group(
                         membership, size, stack, needs_preflight=needs_preflight

@@ -14,8 +14,8 @@ import pytest
 
 from regauge.accelerators import _hlml, open_device_counters
 from regauge.accelerators.gaudi import Gaudi
-from regauge.supervision.health.counters import judge_counters, record_counters
-from regauge.system.host.device_counters import DeviceCounters, DeviceErrors
+from regauge.supervision.health.vendors import judge_counters, record_counters
+from regauge.system.device_counters import DeviceCounters, DeviceErrors
 
 SOURCE = Path(__file__).parents[1] / "gaudi" / "hlml.c"
 NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST = 3, 9, 15

@@ -11,7 +11,7 @@ import pytest
 from monitor.rule_tests import find_alerts, require_promtool, write_rules
 from regauge.cli import main
 from regauge.monitoring.prometheus_settings import AlertThresholds
-from regauge.monitoring.rules.alerts import build_alert_rules
+from regauge.monitoring.rule_files import build_alert_rules
 
 RULES = [
     rule for group in build_alert_rules(AlertThresholds())["groups"] for rule in group["rules"]

@@ -19,8 +19,7 @@ from monitor.conftest import THRESHOLDS, MonitorSystem
 from monitor.prometheus_queries import wait_for
 from regauge.monitoring.dashboard_files import build_dashboards, list_expressions
 from regauge.monitoring.prometheus_settings import AlertThresholds
-from regauge.monitoring.rules.alerts import build_alert_rules
-from regauge.monitoring.rules.recording import build_recording_rules
+from regauge.monitoring.rule_files import build_alert_rules, build_recording_rules
 
 ALERTS = {
     rule["alert"]: rule["expr"]

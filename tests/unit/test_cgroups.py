@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regauge.system import processes
-from regauge.system.host.cgroups import read_cpu_quota
+from regauge.system.processes import read_cpu_quota
 
 
 def build_groups(root: Path, files: dict[str, str]) -> Path:

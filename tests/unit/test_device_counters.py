@@ -11,8 +11,8 @@ import pytest
 from regauge.accelerators import open_device_counters
 from regauge.accelerators.cpu import Cpu
 from regauge.accelerators.cuda import Cuda
-from regauge.supervision.health.counters import COUNTERS, judge_counters, record_counters
-from regauge.system.host.device_counters import DeviceCounters
+from regauge.supervision.health.vendors import COUNTERS, judge_counters, record_counters
+from regauge.system.device_counters import DeviceCounters
 
 
 class NVMLError(Exception):

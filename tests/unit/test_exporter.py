@@ -21,8 +21,8 @@ from regauge.monitoring import exporter, vocabulary
 from regauge.monitoring.exporter import EXPORTERS, Exporter, export_metrics, find_targets, listen
 from regauge.monitoring.exposition import MAX_LABEL_CHARACTERS, MAX_SERIES, render_samples
 from regauge.monitoring.polled_source import PolledSource
-from regauge.monitoring.samples import Sample
 from regauge.monitoring.settings import Monitoring
+from regauge.monitoring.vocabulary import Sample
 from regauge.system.errors import SettingsError
 
 SAMPLED = [metric for metric in vocabulary.METRICS if metric.type != "histogram"]

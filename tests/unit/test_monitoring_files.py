@@ -17,7 +17,7 @@ from regauge.monitoring.bundle import build_manifests, list_exporters
 from regauge.monitoring.dashboard_files import build_dashboards, list_expressions
 from regauge.monitoring.local_prometheus import find_scrape_targets
 from regauge.monitoring.prometheus_settings import Prometheus
-from regauge.monitoring.rules.recording import load_vocabulary
+from regauge.monitoring.rule_files import load_vocabulary
 from regauge.monitoring.vocabulary import METRICS, PREDICT_STATES
 
 MANIFESTS = build_manifests(Prometheus(run_port=9470))

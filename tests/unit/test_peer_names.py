@@ -108,7 +108,7 @@ def test_an_unknown_key_and_explain_name_the_same_settings(name: str, settings: 
     assert keys == {*settings}
 
 
-@pytest.mark.parametrize("name", peer_names.ABSENT)
+@pytest.mark.parametrize("name", peer_names.list_absences())
 def test_a_setting_without_a_counterpart_is_named_with_the_reason(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

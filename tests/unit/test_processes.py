@@ -13,7 +13,6 @@ import pytest
 
 from regauge.system import children, processes
 from regauge.system.errors import SettingsError
-from regauge.system.host import slurm
 
 SLURM = {
     "SLURM_PROCID": "5",
@@ -97,9 +96,9 @@ def test_srun_variables_define_the_world(
 ) -> None:
     for name, value in {**SLURM, "SLURM_STEP_NODELIST": nodes}.items():
         monkeypatch.setenv(name, value)
-    translated = slurm.build_torchrun_variables({**SLURM, "SLURM_STEP_NODELIST": nodes})
+    translated = processes.build_torchrun_variables({**SLURM, "SLURM_STEP_NODELIST": nodes})
     assert translated["MASTER_ADDR"] == first
-    assert slurm.FIRST_PORT <= int(translated["MASTER_PORT"]) < 40000
+    assert processes.FIRST_PORT <= int(translated["MASTER_PORT"]) < 40000
     for name, value in translated.items():
         monkeypatch.setenv(name, value)
     assert processes.detect_world() == processes.World(5, 8, 1, 4)

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 
 from regauge.monitoring import vocabulary
-from regauge.monitoring.samples import Sample
+from regauge.monitoring.vocabulary import Sample
 from regauge.run_folders import checkpoint_files
-from regauge.supervision.device_metrics import describe_counters
 from regauge.supervision.failures import POLICIES
-from regauge.supervision.heartbeat import PHASES, Heartbeat, HeartbeatTable, SingleHeartbeat
-from regauge.supervision.rank_metrics import HEALTHY, LocalRanks, RankHealth
-from regauge.supervision.run_files import MAX_SCORES, RunFiles
+from regauge.supervision.heartbeat import PHASES, Heartbeat, HeartbeatTable
+from regauge.supervision.run_files import MAX_SCORES, RankHealth, RunFiles
+from regauge.supervision.run_metrics import LocalRanks, describe_counters
 from regauge.supervision.watchdog import Watchdog
 from regauge.system import jsonl
-from regauge.system.host.device_counters import DeviceCounters
+from regauge.system.device_counters import DeviceCounters
 
 Values = dict[tuple[str, ...], float]
 
@@ -32,6 +31,9 @@ Values = dict[tuple[str, ...], float]
 def by_labels(samples: Iterator[Sample]) -> Values:
     """Return the values by name and labels, without the label of the run."""
     return {(s.metric.name.removeprefix("regauge_"), *s.labels[1:]): s.value for s in samples}
+
+
+HEALTHY = RankHealth()
 
 
 def read_ranks(ranks: LocalRanks, health: RankHealth = HEALTHY) -> Values:
@@ -77,7 +79,7 @@ def test_a_silent_rank_makes_no_progress_before_it_hangs() -> None:
     heartbeat.beat("step", 1)
     heartbeat.beat("data_wait")
     heartbeat.beat("step")
-    ranks = LocalRanks("run", Watchdog(SingleHeartbeat(heartbeat), 60, 600), [os.getpid()], 0)
+    ranks = LocalRanks("run", Watchdog(heartbeat, 60, 600), [os.getpid()], 0)
     for silence, is_progressing in ((29, 1), (31, 0)):
         heartbeat._at = time.monotonic() - silence
         values = read_ranks(ranks)
@@ -102,7 +104,7 @@ def test_a_stopped_process_is_alive_and_a_killed_one_is_not(
 
 
 def test_a_straggler_and_a_loss_that_is_not_finite_are_not_healthy() -> None:
-    ranks = LocalRanks("run", Watchdog(SingleHeartbeat(Heartbeat()), 60, 600), [os.getpid()], 0)
+    ranks = LocalRanks("run", Watchdog(Heartbeat(), 60, 600), [os.getpid()], 0)
     late = read_ranks(ranks, RankHealth(straggler=0, delay_seconds=0.5))
     assert (late["rank_healthy", "0"], late["rank_straggler_delay_seconds", "0"]) == (0, 0.5)
     other = read_ranks(ranks, RankHealth(straggler=1, delay_seconds=0.5))
@@ -170,7 +172,7 @@ def test_the_straggler_of_the_last_ledger_line(tmp_path: Path) -> None:
     assert files.health == RankHealth(3, 0.5)
     append_ledger(tmp_path, 1, 2.0, straggler=None)
     list(files.read_samples())
-    assert files.health == HEALTHY
+    assert files.health == RankHealth()
 
 
 def test_damaged_lines_are_skipped(tmp_path: Path) -> None:

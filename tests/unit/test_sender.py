@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from regauge.monitoring.trackers import _sender
-from regauge.monitoring.trackers._sender import MetricsLine, Sender
+from regauge.monitoring.trackers import _service
+from regauge.monitoring.trackers._service import MetricsLine, Sender
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ class Server:
         self.gate = threading.Event()
         self.gate.set()
 
-    def connect(self) -> _sender.Deliver:
+    def connect(self) -> _service.Deliver:
         if self.failures:
             raise self.failures.pop(0)
         return self.take
@@ -103,7 +103,7 @@ def test_an_absent_server_is_retried_until_the_deadline(
 
 
 def test_lines_beyond_the_capacity_of_the_queue_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sender, "MAX_QUEUED_LINES", 3)
+    monkeypatch.setattr(_service, "MAX_QUEUED_LINES", 3)
     server = Server()
     server.gate.clear()
     sender = start_sender(server)

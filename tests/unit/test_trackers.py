@@ -15,14 +15,14 @@ import pytest
 
 from regauge import config
 from regauge.monitoring.trackers import RunInfo, Tracker, start_trackers
-from regauge.monitoring.trackers._formatting import (
+from regauge.monitoring.trackers.console import (
+    Console,
     Eta,
     format_duration,
     format_eval_metrics,
     format_number,
     format_train_metrics,
 )
-from regauge.monitoring.trackers.console import Console
 from regauge.monitoring.trackers.jsonl import Jsonl
 from regauge.system.errors import SettingsError
 

@@ -15,8 +15,8 @@ from regauge.accelerators import _xid
 from regauge.accelerators.cuda import Cuda
 from regauge.monitoring import vocabulary
 from regauge.monitoring.vocabulary import Metric
-from regauge.supervision.device_metrics import watch_devices
-from regauge.system.host.device_counters import DeviceErrors, ErrorReader
+from regauge.supervision.run_metrics import watch_devices
+from regauge.system.device_counters import DeviceErrors, ErrorReader
 from regauge.system.timing import wait_for
 
 LogMessage = Callable[[str], None]

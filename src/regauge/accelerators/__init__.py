@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.system.host.device_counters import DeviceReader, ErrorReader
+    from regauge.system.device_counters import DeviceReader, ErrorReader
     from regauge.system.processes import World
 
     Batch = dict[str, torch.Tensor]

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.system.host.device_counters import DeviceCounters, DeviceErrors, read_or_none
+from regauge.system.device_counters import DeviceCounters, DeviceErrors, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regauge.system.host.device_counters import ErrorReader
+    from regauge.system.device_counters import ErrorReader
 
 LIBRARY = Path("/usr/lib/habanalabs/libhlml.so")
 """Loaded by Intel's Python package habana-pyhlml."""

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from regauge.accelerators import _powercap
-from regauge.system.host.device_counters import DeviceCounters
+from regauge.system.device_counters import DeviceCounters
 
 STAT, MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
 IDLE_FIELDS = (3, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from regauge.system.host.device_counters import DeviceCounters, read_or_none
+from regauge.system.device_counters import DeviceCounters, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable

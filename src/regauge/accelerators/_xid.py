@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.system.host.device_counters import DeviceErrors
+from regauge.system.device_counters import DeviceErrors
 
 if TYPE_CHECKING:
-    from regauge.system.host.device_counters import ErrorReader
+    from regauge.system.device_counters import ErrorReader
 
 KERNEL_LOG = Path("/dev/kmsg")
 GPUS = Path("/proc/driver/nvidia/gpus")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from regauge.system.host.device_counters import DeviceReader
+    from regauge.system.device_counters import DeviceReader
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 MIN_SPEEDUP = 1.25

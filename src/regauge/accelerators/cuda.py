@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from regauge.system.host.device_counters import DeviceReader, ErrorReader
+    from regauge.system.device_counters import DeviceReader, ErrorReader
 
 NO_CUDA = "this torch was built without CUDA"
 PEAKS: dict[str, dict[str, float]] = {

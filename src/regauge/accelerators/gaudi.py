@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.system.host.device_counters import DeviceReader, ErrorReader
+    from regauge.system.device_counters import DeviceReader, ErrorReader
 
 DEVICE = Path("/dev/accel/accel0")
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}

@@ -112,10 +112,9 @@ def _run_checks(
     `storage` is the output folder and the remote checkpoint address, if any.
     """
     from regauge.supervision.faults.faults import read_plan
-    from regauge.supervision.health.counters import judge_counters, record_counters
     from regauge.supervision.health.examination import examine
     from regauge.supervision.health.machine import check_machine
-    from regauge.supervision.health.vendors import check_vendors
+    from regauge.supervision.health.vendors import check_vendors, judge_counters, record_counters
 
     if chaos is not None:
         read_plan(chaos)

@@ -84,7 +84,7 @@ def write(folder: Path, settings: Prometheus, *, overwrite: bool, dry_run: bool)
 
 def check(folder: Path) -> Answer:
     """Check written files with the Prometheus tools; return the rule and file counts."""
-    from regauge.monitoring.checking import check_monitoring_files
+    from regauge.monitoring.bundle import check_monitoring_files
 
     return check_monitoring_files(folder)
 

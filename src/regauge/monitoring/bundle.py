@@ -7,12 +7,15 @@ has exporters, htop and nvtop as DaemonSets, and Prometheus operator objects.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.monitoring.dashboard_files import build_dashboards
-from regauge.monitoring.rules.alerts import build_alert_rules
-from regauge.monitoring.rules.recording import build_recording_rules
+from regauge.monitoring.rule_files import build_alert_rules, build_recording_rules
+from regauge.system.children import run_tool
+from regauge.system.errors import DataError, PreflightError, SettingsError
 from regauge.system.files import check_absent, write_atomic
 
 if TYPE_CHECKING:
@@ -146,3 +149,42 @@ def _dump(document: dict[str, Any]) -> str:
     import yaml
 
     return str(yaml.safe_dump(document, sort_keys=False, width=100))
+
+
+TOOL_SECONDS = 60.0
+_RULES = re.compile(r"(\d+) rules found")
+
+
+def check_monitoring_files(folder: Path) -> dict[str, Any]:
+    """Check the configuration and rules in a folder; return the rule count.
+
+    Raises SettingsError if the folder does not contain a configuration, PreflightError without
+    promtool, and DataError with the first finding. Alertmanager's file is checked if amtool is
+    installed.
+    """
+    configuration = folder / PROMETHEUS_FILE
+    if not configuration.is_file():
+        remedy = f"write it with: regauge monitor write {folder}"
+        raise SettingsError(f"{configuration} is missing", remedy)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        raise PreflightError("'promtool' is not installed here", "apt-get install prometheus")
+    output = _run_tool([promtool, "check", "config", str(configuration)])
+    answer = {"rules": sum(map(int, _RULES.findall(output))), "checked": [str(configuration)]}
+    amtool = shutil.which("amtool")
+    if amtool is not None:
+        path = folder / ALERTMANAGER_FILE
+        _run_tool([amtool, "check-config", str(path)])
+        answer["checked"] = [str(configuration), str(path)]
+    return answer
+
+
+def _run_tool(command: list[str]) -> str:
+    """Return a tool's output; raises DataError with its finding."""
+    done = run_tool(command, TOOL_SECONDS)
+    output = done.stdout + done.stderr
+    if done.returncode:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        problem = next((line for line in lines if "error" in line.lower()), lines[-1])
+        raise DataError(problem, "write the files again with --overwrite")
+    return output

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.monitoring.rules.recording import load_yaml
+from regauge.monitoring.rule_files import FOLDER, load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-FOLDER = Path(__file__).parent
 SCHEMA_VERSION = 39
 """Dashboard format version: Grafana 10.4's, which later versions migrate."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

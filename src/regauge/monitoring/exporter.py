@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from regauge.monitoring.samples import Sample
     from regauge.monitoring.settings import Monitoring
+    from regauge.monitoring.vocabulary import Sample
 
 EXPORTERS = "exporters"
 """Output subfolder with each exporter's address, in a file `<host>-<pid>.json` in Prometheus'

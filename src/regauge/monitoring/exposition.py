@@ -20,7 +20,7 @@ from regauge.monitoring.vocabulary import METRICS, Metric
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from regauge.monitoring.samples import Sample
+    from regauge.monitoring.vocabulary import Sample
 
     Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 MAX_DEPTH = 3
 """How many folder levels below the root to search for runs, such as pipeline stages."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-PROMETHEUS_PROGRAMS = ("prometheus",)
 ALERTMANAGER_PROGRAMS = ("alertmanager", "prometheus-alertmanager")
 """Program names: the project's, and the Debian package's."""
 HOST = "127.0.0.1"
@@ -64,15 +63,11 @@ def find_programs() -> tuple[str, str | None]:
 
     Raises PreflightError without Prometheus.
     """
-    prometheus = _find_program(PROMETHEUS_PROGRAMS)
+    prometheus = shutil.which("prometheus")
     if prometheus is None:
         remedy = "install it: apt-get install prometheus prometheus-alertmanager"
         raise PreflightError("'prometheus' is not installed here", remedy)
-    return prometheus, _find_program(ALERTMANAGER_PROGRAMS)
-
-
-def _find_program(names: tuple[str, ...]) -> str | None:
-    return next(filter(None, map(shutil.which, names)), None)
+    return prometheus, next(filter(None, map(shutil.which, ALERTMANAGER_PROGRAMS)), None)
 
 
 @contextmanager

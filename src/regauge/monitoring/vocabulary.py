@@ -29,6 +29,14 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Sample:
+    metric: Metric
+    value: float
+    labels: tuple[str, ...] = ()
+    """Label values, in the metric's label order."""
+
+
 def _gauge(name: str, labels: tuple[str, ...], text: str) -> Metric:
     return Metric(f"{PREFIX}_{name}", "gauge", text, labels)
 

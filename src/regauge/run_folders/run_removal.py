@@ -20,7 +20,7 @@ from regauge.config.output_files import DONE, PIPELINE
 from regauge.run_folders.documents import read_document
 from regauge.run_folders.folder_lock import find_file_id, list_held_locks
 from regauge.run_folders.run_list import find_runs
-from regauge.run_folders.run_tail import RunTail, is_any_run, list_job_folders, read_run_tail
+from regauge.run_folders.run_tail import is_any_run, list_job_folders, read_run_tail
 from regauge.system.errors import SettingsError
 from regauge.system.files import LOCK, hold_lock
 
@@ -47,16 +47,11 @@ def check_removable(folder: Path, root: Path) -> None:
     if not is_any_run(folder):
         raise SettingsError(f"{folder} does not contain a run", "name a run's output folder")
     tail = read_run_tail(folder)
-    if tail.is_locked or _is_alive_elsewhere(tail):
+    if tail.is_locked or tail.find_state(time.time()) == "running":
         raise SettingsError(f"{folder} is running", STOP_FIRST)
     user = next(_list_users(folder, root, tail.identity.get("run_id")), None)
     if user is not None:
         raise SettingsError(f"{user} depends on {folder}", f"remove {user} first")
-
-
-def _is_alive_elsewhere(tail: RunTail) -> bool:
-    """Return whether a run was alive recently, and has not recorded its end."""
-    return tail.find_state(time.time()) == "running"
 
 
 def _list_users(folder: Path, root: Path, run_id: str | None) -> Iterator[Path]:

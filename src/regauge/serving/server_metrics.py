@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exposition import SampleCollector
-from regauge.monitoring.samples import Sample
+from regauge.monitoring.vocabulary import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,6 +7,7 @@ their connection to it.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import time
@@ -24,14 +25,13 @@ from regauge.run_folders.node_status import write_node_status
 from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, read_text
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
-from regauge.supervision.log_tail import LogTail
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
 from regauge.system import jsonl, processes, timing
 from regauge.system.children import Child, SpawnFunction, convert_return_code, start_processes
 from regauge.system.errors import StopSignalError
 from regauge.system.files import write_json
-from regauge.system.line_tail import read_last_lines
+from regauge.system.line_tail import LineTail, read_last_lines
 from regauge.system.log import is_embedded, logger
 from regauge.system.stop_signals import defer_stop, is_repeated, is_stop_exit
 from regauge.system.timing import POLL_SECONDS
@@ -42,6 +42,30 @@ if TYPE_CHECKING:
     from regauge.supervision.run_events import RunEvents
     from regauge.supervision.run_metrics import RunMetrics
     from regauge.training.settings import TrainSettings
+
+LEVELS = {"warning: ": logging.WARNING, "error: ": logging.ERROR}
+"""Line prefix -> level; all other lines are INFO."""
+READ_SECONDS = 0.2
+"""Polling interval."""
+
+
+class LogTail:
+    """Lines appended to a log file; each is logged once."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineTail(path, from_end=True)
+        self._read_at = 0.0
+
+    def forward(self, *, is_end: bool = False) -> None:
+        """Log new complete lines if the interval is over; at the end log all lines."""
+        now = time.monotonic()
+        if not is_end and now - self._read_at < READ_SECONDS:
+            return
+        self._read_at = now
+        for line in self._lines.read(is_last=is_end):
+            prefix = next(filter(line.startswith, LEVELS), "")
+            logger.log(LEVELS.get(prefix, logging.INFO), "%s", line.removeprefix(prefix))
+
 
 EVIDENCE_SECONDS = 1.0
 """Wait for reports from the other processes after one has failed."""

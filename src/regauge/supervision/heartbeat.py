@@ -40,6 +40,7 @@ class Heartbeat:
     """Writes one process's heartbeats; without a file they are discarded."""
 
     def __init__(self, path: Path | None = None, rank: int = 0) -> None:
+        self.size = 1
         self._map: mmap.mmap | None = None
         self._offset = rank * STRIDE_BYTES
         self._count = self._step = self._phase = 0
@@ -76,8 +77,9 @@ class Heartbeat:
         """Store the device memory peak for the next heartbeat."""
         self._device_memory_bytes = device_memory_bytes
 
-    def read(self) -> Beat:
-        """Return this process's last beat."""
+    def read(self, rank: int = 0) -> Beat:
+        """Return this process's last beat; a `HeartbeatReader` of one process."""
+        del rank
         return Beat(
             self._count,
             self._step,
@@ -95,18 +97,6 @@ class HeartbeatReader(Protocol):
     size: int
 
     def read(self, rank: int) -> Beat: ...
-
-
-class SingleHeartbeat:
-    """Reads the heartbeats of this process, which was not started by a supervisor."""
-
-    def __init__(self, heartbeat: Heartbeat) -> None:
-        self.size = 1
-        self._heartbeat = heartbeat
-
-    def read(self, rank: int) -> Beat:
-        del rank
-        return self._heartbeat.read()
 
 
 class HeartbeatTable:

@@ -10,18 +10,18 @@ import math
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from regauge.config.output_files import ATTEMPTS, LEDGER, METRICS
 from regauge.monitoring import vocabulary
-from regauge.monitoring.samples import Sample
 from regauge.monitoring.trackers import is_evaluation_metric
+from regauge.monitoring.vocabulary import Sample
 from regauge.run_folders.checkpoint_files import list_saved
 from regauge.run_folders.documents import AttemptLine, LedgerLine
 from regauge.run_folders.goodput import IDLE, compute_goodput
 from regauge.supervision.failures import POLICIES
-from regauge.supervision.rank_metrics import HEALTHY, RankHealth
 from regauge.system import jsonl
 
 if TYPE_CHECKING:
@@ -45,6 +45,17 @@ MAX_SCORES = 100
 """Maximum number of exported evaluation metrics."""
 MAX_LEDGER_AGE_SECONDS = 60.0
 """If the last ledger line is younger, the time since then does not count as idle."""
+
+
+@dataclass(frozen=True)
+class RankHealth:
+    """What the ledger says about the ranks."""
+
+    straggler: int | None = None
+    """Rank delaying the others."""
+    delay_seconds: float = 0.0
+    """Delay per step."""
+    is_loss_finite: bool = True
 
 
 class RunFiles:
@@ -72,9 +83,7 @@ class RunFiles:
     def health(self) -> RankHealth:
         """The straggler in the last ledger line, and whether the last loss is finite."""
         loss = self._gauges.get(vocabulary.TRAIN_LOSS, 0.0)
-        straggler = self._last_line.get("straggler")
-        if straggler is None:
-            return HEALTHY if math.isfinite(loss) else RankHealth(is_loss_finite=False)
+        straggler = self._last_line.get("straggler") or {"rank": None, "delay_seconds": 0.0}
         return RankHealth(straggler["rank"], straggler["delay_seconds"], math.isfinite(loss))
 
     def read_samples(self) -> Iterator[Sample]:
@@ -110,12 +119,10 @@ class RunFiles:
                 continue
             if name in GAUGES:
                 self._gauges[GAUGES[name]] = number
-            elif is_evaluation_metric(name):
-                self._add_score(name, number)
-
-    def _add_score(self, name: str, value: float) -> None:
-        if name in self._scores or len(self._scores) < MAX_SCORES:
-            self._scores[name] = value
+            elif is_evaluation_metric(name) and (
+                name in self._scores or len(self._scores) < MAX_SCORES
+            ):
+                self._scores[name] = number
 
     def _describe_attempts(self) -> Iterator[Sample]:
         failures = Counter(line.get("outcome") for line in self._launches)

@@ -1,5 +1,10 @@
 """All metrics of a training run on this machine, and their exporter.
 
+Three signals of a rank are separate. *Alive*: the process exists. *Progressing*: it is not stopped,
+and has reported within half of the silence that ends the attempt. *Healthy*: it does not delay
+other ranks, and its loss is finite. By default the limits are 30 s in steps, and 300 s in other
+phases.
+
 The supervisor exports for the processes it started. A process started by another launcher exports
 for itself. The machine with rank 0 also exports metrics for the whole run.
 """
@@ -8,29 +13,103 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import regauge
+from regauge.accelerators import open_device_counters, open_device_errors
 from regauge.config import RUN_IDENTITY, find_saved_run
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
-from regauge.monitoring.samples import Sample
-from regauge.supervision.device_metrics import watch_devices
-from regauge.supervision.heartbeat import SingleHeartbeat
-from regauge.supervision.rank_metrics import LocalRanks
+from regauge.monitoring.polled_source import PolledSource
+from regauge.monitoring.vocabulary import Sample
+from regauge.supervision.heartbeat import PHASES
 from regauge.supervision.run_files import RunFiles
 from regauge.supervision.watchdog import Watchdog
 from regauge.system.errors import DataError
+from regauge.system.processes import inspect_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from regauge.accelerators import Accelerator
+    from regauge.monitoring.vocabulary import Metric
     from regauge.run_folders.cost_meter import CostMeter
+    from regauge.run_folders.node_status import Beat
     from regauge.supervision.heartbeat import Heartbeat
+    from regauge.supervision.run_files import RankHealth
+    from regauge.system.device_counters import DeviceCounters, DeviceErrors
     from regauge.system.processes import World
     from regauge.training.settings import TrainSettings
+
+STALL_SHARE = 0.5
+"""Share of the silence limit after which a rank does not count as progressing."""
+STOPPED_STATES = ("T", "t")
+DEAD_STATES = ("", "Z", "X")
+"""Process states in `/proc/<pid>/stat` (proc(5)); empty if the process does not exist."""
+
+
+@dataclass(frozen=True)
+class LocalRanks:
+    """This machine's ranks in an attempt."""
+
+    run: str
+    watchdog: Watchdog
+    pids: Sequence[int]
+    first_rank: int
+
+    def read_samples(self, health: RankHealth) -> Iterator[Sample]:
+        heartbeats = self.watchdog.heartbeats
+        beats = [heartbeats.read(number) for number in range(heartbeats.size)]
+        for number, (pid, beat) in enumerate(zip(self.pids, beats, strict=True)):
+            labels = (self.run, str(self.first_rank + number))
+            limit = STALL_SHARE * self.watchdog.silence_limit(beat, beats)
+            yield from _describe_process(labels, pid, beat, limit)
+            yield from _describe_beat(labels, beat)
+            is_late = health.straggler == self.first_rank + number
+            delay = health.delay_seconds if is_late else 0.0
+            yield Sample(vocabulary.RANK_DELAY, delay, labels)
+            is_healthy = not is_late and health.is_loss_finite
+            yield Sample(vocabulary.RANK_HEALTHY, is_healthy, labels)
+
+    def read_end_samples(self) -> Iterator[Sample]:
+        """Yield samples for every rank after the attempt has ended."""
+        for number in range(len(self.pids)):
+            labels = (self.run, str(self.first_rank + number))
+            yield Sample(vocabulary.RANK_ALIVE, 0, labels)
+            yield Sample(vocabulary.RANK_PROGRESSING, 0, labels)
+
+
+def _describe_process(
+    labels: tuple[str, ...], pid: int, beat: Beat, limit: float
+) -> Iterator[Sample]:
+    """Yield whether a process exists, is stopped and reports, and its memory."""
+    process = inspect_process(pid)
+    is_alive = process.state not in DEAD_STATES
+    is_silent = beat.phase != "end" and time.monotonic() - beat.at > limit
+    is_stopped = process.state in STOPPED_STATES
+    is_progressing = is_alive and not is_stopped and not is_silent
+    yield Sample(vocabulary.RANK_ALIVE, is_alive, labels)
+    yield Sample(vocabulary.RANK_STOPPED, is_stopped, labels)
+    yield Sample(vocabulary.RANK_PROGRESSING, is_progressing, labels)
+    if process.state:
+        yield Sample(vocabulary.RANK_MEMORY, process.resident_bytes, labels)
+
+
+def _describe_beat(labels: tuple[str, ...], beat: Beat) -> Iterator[Sample]:
+    """Yield step, phase and times from a heartbeat."""
+    clock_offset = time.time() - time.monotonic()
+    yield Sample(vocabulary.RANK_STEP, beat.step, labels)
+    yield Sample(vocabulary.RANK_BEAT_TIMESTAMP, beat.at + clock_offset, labels)
+    if beat.step_at:
+        yield Sample(vocabulary.RANK_STEP_TIMESTAMP, beat.step_at + clock_offset, labels)
+    if beat.device_memory_bytes:
+        yield Sample(vocabulary.RANK_DEVICE_MEMORY, beat.device_memory_bytes, labels)
+    for phase in PHASES:
+        yield Sample(vocabulary.RANK_PHASE, phase == beat.phase, (*labels, phase))
 
 
 class RunMetrics:
@@ -130,7 +209,7 @@ def export_process(settings: TrainSettings, world: World, heartbeat: Heartbeat) 
     """Serve this unsupervised process's metrics within the block, if a port is set."""
     execution = settings.execution
     watchdog = Watchdog(
-        SingleHeartbeat(heartbeat),
+        heartbeat,
         execution.supervision.hang_timeout_seconds,
         float(execution.timeout_seconds),
     )
@@ -140,3 +219,45 @@ def export_process(settings: TrainSettings, world: World, heartbeat: Heartbeat) 
             return
         with metrics.watch(watchdog, [os.getpid()], world.rank):
             yield
+
+
+METRIC_BY_COUNTER: dict[str, Metric] = {
+    "utilization": vocabulary.DEVICE_UTILIZATION,
+    "memory_used_bytes": vocabulary.DEVICE_MEMORY_USED,
+    "memory_total_bytes": vocabulary.DEVICE_MEMORY_TOTAL,
+    "power_watts": vocabulary.DEVICE_POWER,
+    "temperature_celsius": vocabulary.DEVICE_TEMPERATURE,
+}
+
+
+@contextmanager
+def watch_devices(accelerator: Accelerator | None) -> Iterator[Callable[[], list[Sample]]]:
+    """Yield a function that returns samples for all devices on this machine.
+
+    Counters and errors are read in separate threads: a driver that does not answer cannot delay a
+    sample or hide errors it has already logged. Without an accelerator, the devices are those of
+    the first kind that has any.
+    """
+    with (
+        PolledSource(lambda: open_device_counters(accelerator)) as counters,
+        PolledSource(lambda: open_device_errors(accelerator)) as errors,
+    ):
+        yield lambda: [
+            *describe_counters(counters.read() or ()),
+            *_describe_errors(errors.read() or ()),
+        ]
+
+
+def describe_counters(devices: Iterable[DeviceCounters]) -> Iterator[Sample]:
+    """Yield samples for the counters each device has."""
+    for counters in devices:
+        for name, metric in METRIC_BY_COUNTER.items():
+            value = getattr(counters, name)
+            if value is not None:
+                yield Sample(metric, value, (counters.device,))
+
+
+def _describe_errors(devices: Iterable[DeviceErrors]) -> Iterator[Sample]:
+    for errors in devices:
+        yield Sample(vocabulary.DEVICE_ERRORS, errors.count, (errors.device,))
+        yield Sample(vocabulary.DEVICE_ERROR_CODE, errors.last_code, (errors.device,))

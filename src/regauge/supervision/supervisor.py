@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING
 
 from regauge import accelerators
 from regauge.config import read_microbatch_rows
-from regauge.config.output_files import FAILURES
+from regauge.config.output_files import FAILURES, FAULTS
 from regauge.machines.catalog import find_price
 from regauge.run_folders.cost_meter import CostMeter, read_last_seen, read_paid
 from regauge.supervision.attempt import Attempt
-from regauge.supervision.device_failures import examine_devices
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import open_fork_server
+from regauge.supervision.health.examination import examine
 from regauge.supervision.health.findings import raise_if_bad
 from regauge.supervision.health.machine import check_machine
 from regauge.supervision.nodes.attempt_registry import RunEndedError
-from regauge.supervision.nodes.build_launcher import build_launcher
+from regauge.supervision.nodes.interface import build_launcher
 from regauge.supervision.run_events import send_run_events
 from regauge.supervision.run_metrics import export_run
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
 from regauge.system.children import SpawnFunction, spawn
-from regauge.system.errors import FIRST_SIGNAL_CODE, ChildError
+from regauge.system.errors import FIRST_SIGNAL_CODE, ChildError, PreflightError
 from regauge.system.log import logger
 from regauge.system.scratch import create_scratch_folder
 from regauge.system.stop_signals import record_signals
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from regauge.supervision.run_events import RunEvents
     from regauge.supervision.run_metrics import RunMetrics
     from regauge.training.settings import TrainSettings
-
 MAX_WAIT_SECONDS = 60.0
 RECHECKED_KINDS = ("device", "network", "hang", "preflight")
 """Failure kinds after which devices and collectives are checked again."""
@@ -214,12 +213,21 @@ class Supervisor:
         If the number of processes is `auto`, later attempts exclude bad devices.
         """
         accelerator = self._settings.accelerator or accelerators.choose()[0]
-        folder = Path(self._settings.output.folder)
-        failure, bad_ranks = examine_devices(
-            failure, accelerator, self.devices, folder, self._fault_plan
+        examination = examine(
+            accelerator,
+            len(self.devices),
+            fault_plan=self._fault_plan,
+            record=Path(self._settings.output.folder) / FAULTS,
+            devices=self.devices,
         )
+        bad = [finding for finding in examination.findings if not finding.ok]
+        try:
+            raise_if_bad(bad)
+        except PreflightError as error:
+            evidence = {**failure.evidence, "findings": [finding.to_row() for finding in bad]}
+            failure = replace(failure, problem=str(error), evidence=evidence)
         if self._settings.execution.processes == "auto" and accelerator.is_indexed:
-            self._exclude_devices(bad_ranks)
+            self._exclude_devices(examination.bad_ranks)
         return failure
 
     def _exclude_devices(self, ranks: set[int]) -> None:

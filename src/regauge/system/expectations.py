@@ -66,12 +66,8 @@ def format_value(value: Any) -> str:
     """Return a wrong value as a message shows it: tables by their kind, long values shortened."""
     if isinstance(value, dict | BaseModel):
         return "a table"
-    text = {None: "nothing", True: "true", False: "false"}.get(value) if _is_word(value) else None
+    text = {"None": "nothing", "True": "true", "False": "false"}.get(repr(value))
     if isinstance(value, tuple | list):
         text = f"[{', '.join(map(format_value, value))}]"
     text = text or repr(value)
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
-
-
-def _is_word(value: Any) -> bool:
-    return value is None or isinstance(value, bool)

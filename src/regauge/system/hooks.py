@@ -6,8 +6,10 @@ event without an override costs nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,14 +80,19 @@ class Hook:
         """Run after the last step, also after an error."""
 
 
-EVENTS = tuple(name for name in vars(Hook) if not name.startswith("_"))
+EVENTS = {name for name in vars(Hook) if not name.startswith("_")}
+CONTEXTS = {"phase", "compilation", "around_step"}
+"""Events that return a context."""
 
 
-class Hooks:
-    """The hooks of a run, called in the order in which they were added."""
+class Hooks(Hook):
+    """The hooks of a run as one, called in the order in which they were added."""
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
         self._callbacks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVENTS}
+        for name in EVENTS - vars(Hooks).keys():
+            call = self._around if name in CONTEXTS else self._call
+            setattr(self, name, partial(call, self._callbacks[name]))
         for hook in hooks:
             self.add(hook)
 
@@ -95,57 +102,14 @@ class Hooks:
             if getattr(type(hook), name) is not getattr(Hook, name):
                 self._callbacks[name].append(getattr(hook, name))
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return a context around a phase."""
-        return self._around("phase", name)
-
-    def compilation(self) -> AbstractContextManager[None]:
-        return self._around("compilation")
-
-    def around_step(self, step: int, batches: list[dict[str, Any]]) -> AbstractContextManager[None]:
-        """Return a context around a step."""
-        return self._around("around_step", step, batches)
-
-    def before_batches(self, step: int) -> None:
-        self._call("before_batches", step)
-
-    def before_collective(self) -> None:
-        """Call the hooks before a collective in which this rank may wait for other ranks."""
-        self._call("before_collective")
-
-    def after_step(self, step: int) -> None:
-        """Call the hooks after a step."""
-        self._call("after_step", step)
-
-    def before_evaluation(self, step: int) -> None:
-        """Call the hooks before an evaluation."""
-        self._call("before_evaluation", step)
-
-    def after_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Call the hooks after an evaluation."""
-        self._call("after_evaluation", step, metrics)
-
-    def after_save(self, step: int, checkpoint: Path) -> None:
-        """Call the hooks after a checkpoint is committed."""
-        self._call("after_save", step, checkpoint)
-
-    def during_save(self, point: str, step: int) -> None:
-        self._call("during_save", point, step)
-
-    def close(self) -> None:
-        """Call the hooks after the last step."""
-        self._call("close")
-
     def row_offset(self, step: int) -> int:
         """Return the sum of all row offsets."""
         return sum(callback(step) for callback in self._callbacks["row_offset"])
 
     def gradient_factor(self, step: int) -> float:
         """Return the product of all gradient factors."""
-        factor = 1.0
-        for callback in self._callbacks["gradient_factor"]:
-            factor *= callback(step)
-        return factor
+        factors = (callback(step) for callback in self._callbacks["gradient_factor"])
+        return float(math.prod(factors))
 
     def ledger_fields(self) -> dict[str, Any]:
         """Return all hooks' ledger fields."""
@@ -154,18 +118,22 @@ class Hooks:
             fields |= callback()
         return fields
 
-    def _call(self, event: str, *values: Any) -> None:
-        for callback in self._callbacks[event]:
-            callback(*values)
+    @staticmethod
+    def _call(callbacks: list[Callable[..., Any]], *values: Any, **named: Any) -> None:
+        for callback in callbacks:
+            callback(*values, **named)
 
-    def _around(self, event: str, *values: Any) -> AbstractContextManager[None]:
-        callbacks = self._callbacks[event]
-        return _enter_contexts(callbacks, values) if callbacks else nullcontext()
+    @staticmethod
+    def _around(
+        callbacks: list[Callable[..., Any]], *values: Any, **named: Any
+    ) -> AbstractContextManager[None]:
+        contexts = [partial(callback, *values, **named) for callback in callbacks]
+        return _enter_contexts(contexts) if contexts else nullcontext()
 
 
 @contextmanager
-def _enter_contexts(callbacks: list[Callable[..., Any]], values: tuple[Any, ...]) -> Iterator[None]:
+def _enter_contexts(contexts: Iterable[Callable[[], Any]]) -> Iterator[None]:
     with ExitStack() as stack:
-        for callback in callbacks:
-            stack.enter_context(callback(*values))
+        for context in contexts:
+            stack.enter_context(context())
         yield

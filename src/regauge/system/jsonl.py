@@ -7,6 +7,7 @@ line is unreadable. Readers skip damaged lines, and log their number.
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +46,17 @@ def parse_number(value: object) -> float | None:
         return None
     is_number = isinstance(value, int | float) or (isinstance(value, str) and value in NON_FINITE)
     return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def replace_non_finite(value: Any, nan: str | None = "NaN") -> Any:
+    """Return a JSON value in which infinities are texts, and each NaN is `nan`."""
+    if isinstance(value, dict):
+        return {str(key): replace_non_finite(item, nan) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_non_finite(item, nan) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return nan if math.isnan(value) else str(value).replace("inf", "Infinity")
 
 
 def open_for_append(path: Path) -> FileIO:

@@ -1,8 +1,13 @@
-"""This process's rank, its share of the machine, and what the kernel knows about others."""
+"""This process's rank, its share of the machine, and what the kernel knows about others.
+
+A container may use fewer cores than it sees: control groups limit its CPU time. Slurm's variables
+follow the srun manual, section "OUTPUT ENVIRONMENT VARIABLES".
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +17,6 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from regauge.system.errors import SettingsError
-from regauge.system.host.cgroups import read_cpu_quota
-from regauge.system.host.slurm import build_torchrun_variables
 from regauge.system.log import logger
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -204,3 +207,81 @@ def read_process_fields(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()
+
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+"""One line per hierarchy: id, controllers and path; version 2 has the id 0 and no controllers."""
+UNLIMITED = "max"
+
+
+def read_cpu_quota(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> float | None:
+    """Return how many cores' time this process may use, or None without a limit.
+
+    The limit is the smallest quota / period in its control group and the groups above it, for
+    versions 1 and 2 (kernel documentation, "Control Group v2" and "CFS Bandwidth Control").
+    """
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    quotas = [quota for line in lines for quota in _read_hierarchy(root, line)]
+    return min(quotas, default=None)
+
+
+def _read_hierarchy(root: Path, line: str) -> Iterator[float]:
+    """Yield the quotas in one hierarchy, in cores."""
+    hierarchy, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    if hierarchy == "0":
+        for folder in _list_groups((root, root / "unified"), path):
+            yield from _parse_quota(*_read_words(folder / "cpu.max"))
+    elif "cpu" in controllers.split(","):
+        for folder in _list_groups((root / "cpu", root / controllers), path):
+            quota, period = (
+                _read_words(folder / f"cpu.cfs_{name}_us")[:1] for name in ("quota", "period")
+            )
+            yield from _parse_quota(*quota, *period)
+
+
+def _list_groups(mounts: tuple[Path, ...], path: str) -> Iterator[Path]:
+    """Yield the folders of a control group and the groups above it.
+
+    In a container the path may belong to the host. The group is then the root of the mount.
+    """
+    relative = Path(path.lstrip("/"))
+    for mount in mounts:
+        yield from (mount / group for group in (relative, *relative.parents))
+
+
+def _read_words(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+
+
+def _parse_quota(quota: str = UNLIMITED, period: str = "") -> Iterator[float]:
+    """Yield quota / period, unless unlimited."""
+    if quota != UNLIMITED and period and int(quota) > 0:
+        yield int(quota) / int(period)
+
+
+FIRST_PORT, NUM_PORTS = 20000, 20000
+"""Range of the rendezvous port, which is computed from the job and the step."""
+
+
+def build_torchrun_variables(slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for a Slurm task; the first node of the step is the master."""
+    nodes = slurm["SLURM_STEP_NODELIST"]
+    prefix, bracket, rest = nodes.partition(",")[0].partition("[")
+    first_node = prefix + re.split(r"[-,\]]", rest)[0] if bracket else prefix
+    job, step = int(slurm["SLURM_JOB_ID"]), int(slurm["SLURM_STEP_ID"])
+    return {
+        "RANK": slurm["SLURM_PROCID"],
+        "WORLD_SIZE": slurm["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": slurm["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": re.split(r"[(,]", slurm["SLURM_STEP_TASKS_PER_NODE"])[0],
+        "MASTER_ADDR": first_node,
+        "MASTER_PORT": str(FIRST_PORT + (job * 31 + step) % NUM_PORTS),
+    }

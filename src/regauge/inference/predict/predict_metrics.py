@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import regauge
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
-from regauge.monitoring.samples import Sample
-from regauge.supervision.device_metrics import watch_devices
+from regauge.monitoring.vocabulary import Sample
+from regauge.supervision.run_metrics import watch_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from regauge.data.values import to_cell
 from regauge.inference.export.postprocess import build_table, write_parquet
+from regauge.system.jsonl import replace_non_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,12 +58,12 @@ class ShardColumns:
     def write_jsonl(self, file: IO[bytes]) -> None:
         """Write one JSON object per record; nested values stay nested.
 
-        An infinite number is written as text, because JSON lacks such a number.
+        JSON lacks NaN and infinite numbers: they become null and texts.
         """
         columns = {name: self._list_kept(name) for name in self._kept}
         columns |= {name: _list_cells(values) for name, values in self._outputs.items()}
         for row in zip(*columns.values(), strict=True):
-            document = dict(zip(columns, map(_replace_non_finite, row), strict=True))
+            document = replace_non_finite(dict(zip(columns, row, strict=True)), nan=None)
             text = json.dumps(document, ensure_ascii=False, allow_nan=False)
             file.write(f"{text}\n".encode())
 
@@ -81,7 +81,7 @@ class ShardColumns:
                 if isinstance(values, np.ndarray)
                 else pa.types.is_nested(values.type)
             )
-            cells = [json.dumps(_replace_non_finite(cell)) for cell in _list_cells(values)]
+            cells = [json.dumps(replace_non_finite(cell, nan=None)) for cell in _list_cells(values)]
             outputs[name] = pa.array(cells, pa.string()) if is_nested else values
         write_csv(build_table(outputs, self._kept, self._kinds), file)
 
@@ -100,14 +100,3 @@ def _list_cells(values: np.ndarray | pa.Array) -> list[Any]:
     if np.issubdtype(values.dtype, np.floating):
         values = values.astype(str).astype(np.float64)
     return list(values.tolist())
-
-
-def _replace_non_finite(value: Any) -> Any:
-    """Return a JSON value: null for NaN, and "Infinity" or "-Infinity" for infinite numbers."""
-    if isinstance(value, list):
-        return [_replace_non_finite(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _replace_non_finite(item) for key, item in value.items()}
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return None if math.isnan(value) else str(value).replace("inf", "Infinity")

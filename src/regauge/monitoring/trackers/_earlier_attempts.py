@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from regauge.config.output_files import METRICS
 from regauge.monitoring.trackers import is_train_metric
-from regauge.monitoring.trackers._sender import MetricsLine
+from regauge.monitoring.trackers._service import MetricsLine
 from regauge.system import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from regauge.monitoring.trackers import RunInfo
-    from regauge.monitoring.trackers._sender import Deliver
+    from regauge.monitoring.trackers._service import Deliver
 
     Recorded = Collection[tuple[str, int]]
     """Names of metrics, as the destination writes them, with their steps."""

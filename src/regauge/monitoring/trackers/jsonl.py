@@ -8,11 +8,9 @@ is the text "NaN", "Infinity" or "-Infinity".
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import PrivateAttr
 
@@ -28,58 +26,32 @@ if TYPE_CHECKING:
 class Jsonl(Tracker):
     """One JSON line for each call, in `metrics.jsonl`."""
 
-    _file: _MetricsFile | None = PrivateAttr(default=None)
+    _file: FileIO | None = PrivateAttr(default=None)
+    _attempt: int = PrivateAttr(default=1)
+    _step: int = PrivateAttr(default=0)
+    _start_seconds: float = PrivateAttr(default=0.0)
 
     def start(self, run: RunInfo) -> None:
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
-        file = jsonl.open_for_append(run.folder / METRICS)
-        self._file = _MetricsFile(file, run.attempt, run.resumed_step)
+        self._file = jsonl.open_for_append(run.folder / METRICS)
+        self._attempt, self._step = run.attempt, run.resumed_step
+        self._start_seconds = time.monotonic()
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step: int, values: Mapping[str, object]) -> None:
         """Write one line; the operating system has all of it when this method returns."""
+        self._step = step
         if self._file:
-            self._file.write(step, values)
+            seconds = round(time.monotonic() - self._start_seconds, 3)
+            line = {"attempt": self._attempt, "step": step, "seconds": seconds}
+            jsonl.write_line(self._file, line | jsonl.replace_non_finite(values))
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        if self._file:
-            self._file.write(self._file.step, {"summary": dict(summary)})
+        self.log(self._step, {"summary": dict(summary)})
 
     def close(self) -> None:
         """Flush the lines to the disk and close the file."""
         if self._file:
+            os.fsync(self._file.fileno())
             self._file.close()
         self._file = None
-
-
-@dataclass
-class _MetricsFile:
-    """The open file, with the attempt and the last step."""
-
-    file: FileIO
-    attempt: int
-    step: int
-
-    def __post_init__(self) -> None:
-        self.start_seconds = time.monotonic()
-
-    def write(self, step: int, values: Mapping[str, object]) -> None:
-        self.step = step
-        seconds = round(time.monotonic() - self.start_seconds, 3)
-        line = {"attempt": self.attempt, "step": step, "seconds": seconds}
-        jsonl.write_line(self.file, line | _replace_non_finite(values))
-
-    def close(self) -> None:
-        os.fsync(self.file.fileno())
-        self.file.close()
-
-
-def _replace_non_finite(value: Any) -> Any:
-    """Replace each NaN or infinity by its name."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {str(key): _replace_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(item) for item in value]
-    return value

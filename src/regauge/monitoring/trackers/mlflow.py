@@ -22,8 +22,7 @@ from pydantic import field_validator
 from regauge.config import flatten
 from regauge.monitoring.trackers import RunInfo
 from regauge.monitoring.trackers._earlier_attempts import deliver_once
-from regauge.monitoring.trackers._sender import Deliver, MetricsLine
-from regauge.monitoring.trackers._service import ServiceTracker
+from regauge.monitoring.trackers._service import Deliver, MetricsLine, ServiceTracker
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:

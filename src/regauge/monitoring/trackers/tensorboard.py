@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.monitoring.trackers import RunInfo
-    from regauge.monitoring.trackers._sender import Deliver, MetricsLine
+    from regauge.monitoring.trackers._service import Deliver, MetricsLine
 
 FOLDER = "tensorboard"
 FILE_VERSION = "brain.Event:2"

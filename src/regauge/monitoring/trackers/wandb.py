@@ -36,7 +36,7 @@ from regauge.system.timing import POLL_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.monitoring.trackers._sender import Deliver, MetricsLine
+    from regauge.monitoring.trackers._service import Deliver, MetricsLine
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 FOLDER = "wandb"

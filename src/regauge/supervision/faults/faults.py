@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
 
 from pydantic import Field
 
@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 SPIKE_FACTOR = 1000.0
 FLIPPED_BIT = 20
 
+Bug = Literal[
+    "learning-rate", "bf16-gradients", "dropout-seed", "attention-mask", "row-shift", "gelu"
+]
+BUGS: tuple[Bug, ...] = get_args(Bug)
+"""Deliberate training bugs: the run continues, to another result."""
 Kind = Literal[
     "kill",
     "raise",
@@ -60,22 +65,8 @@ Kind = Literal[
     "memory",
     "file-limit",
     "fail",
-    "learning-rate",
-    "bf16-gradients",
-    "dropout-seed",
-    "attention-mask",
-    "row-shift",
-    "gelu",
+    Bug,
 ]
-BUGS: tuple[Kind, ...] = (
-    "learning-rate",
-    "bf16-gradients",
-    "dropout-seed",
-    "attention-mask",
-    "row-shift",
-    "gelu",
-)
-"""Deliberate training bugs: the run continues, to another result."""
 
 
 class TrainedModel(Protocol):

@@ -6,7 +6,7 @@ Each check yields a `findings.Finding`. There are three entry points:
 - `preflight.run_preflight`: a run's processes check themselves before they allocate
 - `examination.examine`: `regauge doctor` checks all devices in processes that it kills if they hang
 
-`device`, `collectives` and `hosts` hold the checks that use torch. `probe` is the worker process of
-an examination, and `vendors` runs the vendor's own tools. The package may import `accelerators`,
-`checkpoint.remote` and files below them.
+`device` and `collectives` hold the checks that use torch. `probe` is the worker process of an
+examination, and `vendors` runs the vendor's own tools and reads its counters. The
+package may import `accelerators`, `checkpoint.remote` and files below them.
 """

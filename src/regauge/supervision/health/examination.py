@@ -120,7 +120,10 @@ def examine(
             reports[0].findings.append(blame_from_pairs(*pairs))
     if bad_devices:  # the other processes only waited for these
         reports = [
-            report if report in bad_devices else _without_problems(report) for report in reports
+            report
+            if report in bad_devices
+            else replace(report, findings=[finding for finding in report.findings if finding.ok])
+            for report in reports
         ]
     examination = Examination(
         [finding for report in reports for finding in report.findings],
@@ -141,22 +144,19 @@ def _run_probes(
 ) -> list[Line]:
     """Run the worker processes and return their lines; hanging processes are killed.
 
-    During a check, all processes together may be silent for `limit` seconds.
+    `scope` is `everything`, or `pairs` for only the collectives of each pair of processes. During
+    a check, all processes together may be silent for `limit` seconds.
     """
     lines: list[Line] = []
     run_worker(
         PROBE,
-        {**request, "scope": scope},
+        {**request, "scope": scope},  # read by `probe`
         scratch,
         WorkerLimits(silence=limit, start=START_SECONDS, after_failure=LATE_SECONDS),
         layout=processes.RankLayout(size, processes.find_free_port(), devices=devices),
         on_line=lines.append,
     )
     return lines
-
-
-def _without_problems(report: ProbeReport) -> ProbeReport:
-    return replace(report, findings=[finding for finding in report.findings if finding.ok])
 
 
 def _compare_speeds(findings: list[Finding]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.supervision.health.collectives import CheckGroup, check_collectives
+from regauge.supervision.health.collectives import CheckGroup, check_collectives, check_hosts
 from regauge.supervision.health.device import check_device
 from regauge.supervision.health.findings import Finding, raise_if_bad
-from regauge.supervision.health.hosts import check_hosts
 from regauge.system.log import logger
 
 if TYPE_CHECKING:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
 from regauge.accelerators import claim_device, init_process_group
 from regauge.supervision.health import collectives
-from regauge.supervision.health.collectives import CheckGroup, check_collectives
+from regauge.supervision.health.collectives import CheckGroup, check_collectives, check_hosts
 from regauge.supervision.health.device import check_bandwidth, check_device
 from regauge.supervision.health.findings import Finding
-from regauge.supervision.health.hosts import check_hosts
 from regauge.system import choices, processes
 from regauge.system.hooks import Inject, inject_nothing
 from regauge.system.wording import format_count
@@ -39,26 +38,10 @@ PAIR_SECONDS = 5.0
 RENDEZVOUS_SECONDS = 60
 
 
-@dataclass(frozen=True)
-class ProbeRequest:
-    """The worker processes' job."""
-
-    accelerator: dict[str, Any]
-    scope: Literal["everything", "pairs"]
-    """All checks, or only the collectives of each pair of processes."""
-    quick: bool
-    """Whether to skip large messages."""
-    fault_plan: str | None
-    """Fault plan file."""
-    record: str | None
-    """File that lists each fault before it is triggered."""
-
-
 def main() -> None:
     job = receive_job()
-    request = ProbeRequest(**job.request)
-    probe = Probe(job, request, processes.detect_world())
-    if request.scope == "pairs":
+    probe = Probe(job, processes.detect_world())
+    if job.request["scope"] == "pairs":
         probe.check_pairs()
     else:
         probe.check_all()
@@ -67,14 +50,13 @@ def main() -> None:
 class Probe:
     """Runs the checks for one process and its device."""
 
-    def __init__(self, job: WorkerJob, request: ProbeRequest, world: World) -> None:
+    def __init__(self, job: WorkerJob, world: World) -> None:
         self._job = job
-        self._request = request
         self._world = world
-        options = dict(request.accelerator)
+        options = dict(job.request["accelerator"])
         kind = options.pop("kind")
         self._accelerator: Accelerator = choices.load("accelerators", kind)(**options)
-        self._inject = _build_inject(request, world)
+        self._inject = _build_inject(job.request, world)
         threads = processes.cores_per_process(world)
         device = claim_device(self._accelerator, world.device_index, threads)
         self._group = CheckGroup.from_world(world, device)
@@ -120,8 +102,8 @@ class Probe:
         yield from findings if self._world.is_main_process else ()
 
     def _measure_bandwidths(self) -> None:
-        quick = self._request.quick
-        sizes = collectives.QUICK_BYTES if quick else collectives.FULL_BYTES
+        is_quick = self._job.request["quick"]
+        sizes = collectives.QUICK_BYTES if is_quick else collectives.FULL_BYTES
         for row in collectives.measure_bandwidths(self._group, sizes):
             if self._world.is_main_process:
                 self._job.write_line({"bandwidth": asdict(row)})
@@ -163,13 +145,13 @@ class Probe:
             dist.destroy_process_group()
 
 
-def _build_inject(request: ProbeRequest, world: World) -> Inject:
-    if request.fault_plan is None:
+def _build_inject(request: dict[str, Any], world: World) -> Inject:
+    if request["fault_plan"] is None:
         return inject_nothing
     from regauge.supervision.faults.faults import FaultInjector
 
-    record = Path(request.record or os.devnull)
-    return FaultInjector.read(request.fault_plan, record, world.rank).inject
+    record = Path(request["record"] or os.devnull)
+    return FaultInjector.read(request["fault_plan"], record, world.rank).inject
 
 
 def schedule_partners(rank: int, size: int) -> list[int | None]:

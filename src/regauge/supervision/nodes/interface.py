@@ -1,9 +1,9 @@
-"""Interface to the nodes in an attempt, and the single-node case."""
+"""The nodes in an attempt: the interface, which is also the single-node case."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from regauge.config.output_files import ATTEMPTS, LEDGER
 from regauge.run_folders.documents import AttemptLine, LedgerLine
 from regauge.run_folders.folder_lock import FolderLock
+from regauge.supervision.nodes.topology import resolve_topology
 from regauge.system import jsonl
 from regauge.system.json_files import DocumentShape
 from regauge.system.processes import RankLayout, find_free_port
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.supervision.failures import Failure
+    from regauge.supervision.nodes.rendezvous import RendezvousLauncher
     from regauge.supervision.signals import SupervisorSignals
+    from regauge.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -36,32 +39,30 @@ class AttemptPlan:
     """Ranks of this node's processes."""
 
 
-class NodeGroup(ABC):
-    """The nodes in an attempt, as one node's supervisor sees them."""
+class NodeGroup:
+    """The nodes in an attempt, as one node's supervisor sees them: here only this node."""
 
-    def __init__(self, plan: AttemptPlan, num_nodes: int, *, is_leader: bool) -> None:
+    def __init__(self, plan: AttemptPlan, num_nodes: int = 1, *, is_leader: bool = True) -> None:
         self.plan = plan
         self.num_nodes = num_nodes
         self.is_leader = is_leader
         """Whether this node records the attempt."""
 
-    @abstractmethod
     def publish_beats(self, count_beats: Callable[[], int]) -> None:
-        """Publish the heartbeat count of this node's processes from now on."""
+        """Publish the heartbeat count of this node's processes from now on, for other nodes."""
 
-    @abstractmethod
     def find_alarm(self) -> str | None:
         """Return how another node ended the attempt: `failed`, `hang`, or None."""
+        return None
 
-    @abstractmethod
     def is_resizing(self) -> bool:
         """Return whether all processes save and restart with another number of nodes."""
+        return False
 
-    @abstractmethod
     def remote_silence(self) -> float:
         """Return the seconds since the last heartbeat from a process on another node."""
+        return math.inf
 
-    @abstractmethod
     def agree_on_failure(
         self, failure: Failure | None, *, is_stop_requested: bool
     ) -> Failure | None:
@@ -70,29 +71,6 @@ class NodeGroup(ABC):
         `failure` is this node's failure; `is_stop_requested` tells whether a signal stopped this
         node.
         """
-
-
-class SingleNodeGroup(NodeGroup):
-    """Node group for an attempt on one node."""
-
-    def __init__(self, plan: AttemptPlan) -> None:
-        super().__init__(plan, num_nodes=1, is_leader=True)
-
-    def publish_beats(self, count_beats: Callable[[], int]) -> None:
-        """Do nothing: heartbeats are only needed by other nodes."""
-
-    def find_alarm(self) -> str | None:
-        return None
-
-    def is_resizing(self) -> bool:
-        return False
-
-    def remote_silence(self) -> float:
-        return math.inf
-
-    def agree_on_failure(
-        self, failure: Failure | None, *, is_stop_requested: bool
-    ) -> Failure | None:
         del is_stop_requested
         return failure
 
@@ -123,7 +101,7 @@ class LocalLauncher:
         layout = RankLayout(world_size=size, port=find_free_port())
         self._last_attempt = max(self._last_attempt, read_last_attempt(self._folder)) + 1
         token = self._lock.issue_token()
-        yield SingleNodeGroup(AttemptPlan(self._last_attempt, token, needs_preflight, layout))
+        yield NodeGroup(AttemptPlan(self._last_attempt, token, needs_preflight, layout))
 
     def record_end(self, code: int, message: str) -> None:
         """Do nothing: only other nodes would wait for the end of the run."""
@@ -134,3 +112,26 @@ def read_last_attempt(folder: Path) -> int:
     files: dict[str, type[DocumentShape]] = {ATTEMPTS: AttemptLine, LEDGER: LedgerLine}
     lines = (jsonl.read_last_line(folder / name, shape) for name, shape in files.items())
     return max((line["attempt"] for line in lines if line), default=0)
+
+
+def build_launcher(settings: TrainSettings, folder: Path) -> LocalLauncher | RendezvousLauncher:
+    """Return the launcher of a run's attempts: on one node, or on several."""
+    topology = resolve_topology(settings.execution.nodes, folder)
+    if topology is None:
+        return LocalLauncher(folder)
+    with _silence_torch_log():
+        from regauge.supervision.nodes.rendezvous import RendezvousLauncher
+
+    return RendezvousLauncher(topology, settings, folder)
+
+
+@contextmanager
+def _silence_torch_log() -> Iterator[None]:
+    """Set torch's log level for its import, so a lost node does not print C++ stacks."""
+    is_unset = "TORCH_CPP_LOG_LEVEL" not in os.environ
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        yield
+    finally:
+        if is_unset:
+            del os.environ["TORCH_CPP_LOG_LEVEL"]

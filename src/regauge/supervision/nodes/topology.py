@@ -21,7 +21,7 @@ from regauge.supervision.nodes.aws_batch_variables import (
 )
 from regauge.supervision.settings import Nodes, parse_node_range
 from regauge.system.errors import SettingsError
-from regauge.system.host.slurm import build_torchrun_variables
+from regauge.system.processes import build_torchrun_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Recording rules: one vocabulary for every vendor's device metrics.
+"""Builds the Prometheus rule files: alerts and recording rules.
+
+`alerts.yaml` has the alerts, with the keys of `AlertThresholds` as thresholds. `devices.yaml` maps
+metrics from vendors' exporters to one vocabulary.
 
 A recorded series has the labels `vendor`, `node`, `device` and `slice`. Exporters name the node and
 the device differently, and only sometimes add labels such as `pod`. The rules therefore build these
@@ -7,12 +10,15 @@ labels from a candidate list and drop all others.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from regauge.monitoring.prometheus_settings import AlertThresholds
 
 FOLDER = Path(__file__).parent
 GROUP = "regauge-vocabulary"
@@ -74,3 +80,32 @@ def _rename_labels(source: str, labels: Mapping[str, list[str]]) -> str:
         joined = f'label_join({expression}, "{name}", ";", {listed})'
         expression = f'label_replace({joined}, "{name}", "$1", "{name}", ";*{value}{end}")'
     return f"max by (node, device, slice) ({expression})"
+
+
+_THRESHOLD = re.compile(r"<([a-z_]+)>")
+
+
+def build_alert_rules(thresholds: AlertThresholds) -> dict[str, Any]:
+    """Return the alert rule file, as a JSON-ready document."""
+    values = thresholds.model_dump()
+    return {
+        "groups": [
+            {
+                "name": group["name"],
+                "rules": [_build_alert(alert, values) for alert in group["alerts"]],
+            }
+            for group in load_yaml(FOLDER / "alerts.yaml")["groups"]
+        ]
+    }
+
+
+def _build_alert(alert: Mapping[str, str], values: Mapping[str, float]) -> dict[str, Any]:
+    def insert(text: str) -> str:
+        return _THRESHOLD.sub(lambda match: f"{values[match[1]]:g}", text)
+
+    rule: dict[str, Any] = {"alert": alert["alert"], "expr": insert(alert["expr"])}
+    if "for" in alert:
+        rule["for"] = insert(alert["for"])
+    rule["labels"] = {"severity": alert["severity"]}
+    rule["annotations"] = {name: insert(alert[name]) for name in ("summary", "remedy")}
+    return rule

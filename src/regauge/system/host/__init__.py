@@ -1,1 +1,0 @@
-"""What this machine offers a process: CPU limits, Slurm's variables, device state."""

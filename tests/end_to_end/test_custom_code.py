@@ -186,7 +186,7 @@ def test_a_module_next_to_a_saved_run_is_not_imported(write: Write) -> None:
             2,
         ),
         ("nothing_like_it:Quiet", "no module 'nothing_like_it'", "folder of the run file", 2),
-        ("custom_tracker:Quite", "has no class 'Quite'", "did you mean 'Quiet'?", 2),
+        ("custom_tracker:Quite", "does not define the class 'Quite'", "did you mean 'Quiet'?", 2),
         (
             "custom_task:Neighbours",
             "is not a subclass of Tracker",

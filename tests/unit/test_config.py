@@ -150,7 +150,7 @@ def test_dumped_settings_can_be_built_again() -> None:
             "correct optimizer",
         ),
         ({"name": "a", "tracker": "jsonnl"}, "no tracker named 'jsonnl'", "did you mean 'jsonl'?"),
-        ({"name": "a", "tracker": {"x": 1}}, "the tracker has no kind", "set kind to"),
+        ({"name": "a", "tracker": {"x": 1}}, "the kind of the tracker is missing", "set kind to"),
         (
             {"name": "a", "tracker": {"kind": 3}},
             "the kind of the tracker must be a name, got 3",
@@ -311,7 +311,7 @@ def test_the_folder_of_a_dataset_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"run\.json is missing"):
         config.read_saved_run(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(SettingsError, match="but a dataset or an artifact; name the output folder"):
+    with pytest.raises(SettingsError, match="is a dataset or an artifact, not a run"):
         config.read_saved_run(tmp_path)
 
 

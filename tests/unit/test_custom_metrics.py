@@ -125,7 +125,7 @@ def test_a_ranker_gives_the_labels_of_all_candidates(
             "broken",
             r"failed: ZeroDivisionError in .*metrics_\d+\.py:\d+: division by zero; correct",
         ),
-        ("brokn", r"has no function 'brokn'; did you mean 'broken'\?"),
+        ("brokn", r"does not define the function 'brokn'; did you mean 'broken'\?"),
     ],
 )
 def test_functions_that_fail_are_named(

@@ -97,7 +97,7 @@ def test_the_command_line_names_a_task() -> None:
         ((SEARCH, {**WORDS, "weight": 0}), "task words: 'weight'"),
         ((SEARCH, {**WORDS, "batch": {"rows": 3}}), "task words: .*not divisible"),
         ((SEARCH, {**WORDS, "name": "a.b"}), "task a.b: 'name'"),
-        ((SEARCH, {"name": "words"}), "task words: the task has no kind"),
+        ((SEARCH, {"name": "words"}), "task words: the kind of the task is missing"),
         ((), "a run needs a task"),
     ],
 )

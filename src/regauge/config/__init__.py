@@ -125,7 +125,7 @@ def parse_choice(folder: str, value: Any) -> Any:
     if not isinstance(kind, str):
         category = choices.name_category(folder)
         wrong_type = f"the kind of the {category} must be a name, got {kind!r}"
-        problem = wrong_type if "kind" in value else f"the {category} has no kind"
+        problem = wrong_type if "kind" in value else f"the kind of the {category} is missing"
         raise SettingsError(problem, f"set kind to one of: {', '.join(choices.names(folder))}")
     choice = choices.load(folder, kind)
     rest = {key: item for key, item in value.items() if key != "kind"}
@@ -214,8 +214,8 @@ def read_saved_run(folder: Path) -> Tables:
     path = folder / SAVED_RUN
     document = find_saved_run(folder, REPEAT_RUN)
     if document is None and (folder / MANIFEST).exists():
-        problem = f"{folder} is no output folder of a run, but a dataset or an artifact"
-        raise SettingsError(problem, "name the output folder of a run")
+        problem = f"{folder} is a dataset or an artifact, not a run's output folder"
+        raise SettingsError(problem, "name a run's output folder")
     if document is None:
         raise DataError(f"{path} is missing", REPEAT_RUN)
     return _drop_identity(document)

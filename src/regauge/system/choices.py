@@ -212,7 +212,7 @@ def load_function(path: str) -> Any:
         file = getattr(module, "__file__", None) or module.__name__
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         remedy = did_you_mean(name, functions) if functions else f"define it: def {name}():"
-        raise SettingsError(f"'{path}': {file} has no function '{name}'", remedy)
+        raise SettingsError(f"'{path}': {file} does not define the function '{name}'", remedy)
     return getattr(module, name)
 
 
@@ -252,7 +252,7 @@ def _load_class(folder: str, path: str) -> type[Any]:
     file = getattr(module, "__file__", None) or module_path
     if name not in vars(module):
         remedy = did_you_mean(name, candidates) if candidates else f"define it: class {name}(…)"
-        raise SettingsError(f"'{path}': {file} has no class '{name}'", remedy)
+        raise SettingsError(f"'{path}': {file} does not define the class '{name}'", remedy)
     choice: type[Any] = vars(module)[name]
     if not _implements(choice, interface):
         base = f"{interface.__module__}.{interface.__name__}"

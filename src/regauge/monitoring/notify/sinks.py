@@ -151,7 +151,7 @@ def _read_url(settings: Webhook | Slack, name: str) -> str:
     try:
         check_url(url)
     except ValueError:
-        problem = f"{source} has no valid address for {TABLE}.{name}"
+        problem = f"{source} does not contain a valid address for {TABLE}.{name}"
         raise SettingsError(problem, "write https://host/path into it") from None
     return url
 

@@ -96,7 +96,7 @@ def _swap_gelu(module: nn.Module, layer: int) -> Iterator[None]:
     blocks = architectures.find_blocks(module)
     location = _find_gelu(blocks[layer]) if layer < len(blocks) else None
     if location is None:
-        raise SettingsError(f"block {layer} has no GELU", "name another fault.layer")
+        raise SettingsError(f"block {layer} does not contain a GELU", "name another fault.layer")
     parent, name, replacement = location
     original = getattr(parent, name)
     setattr(parent, name, replacement)

@@ -86,9 +86,25 @@ def run_monitoring_servers(folder: Path, settings: Prometheus) -> Iterator[Monit
     write_monitoring_files(folder, render_server_files(settings), overwrite=True)
     if not (folder / TARGETS_FILE).exists():
         write_targets(folder, [])
-    commands = {"prometheus": _list_prometheus_words(prometheus, folder, settings)}
+    commands = {
+        "prometheus": [
+            prometheus,
+            f"--config.file={folder / PROMETHEUS_FILE}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--storage.tsdb.retention.time={settings.retention_days}d",
+            f"--web.listen-address={HOST}:{settings.port}",
+            "--log.level=warn",
+        ]
+    }
     if alertmanager is not None:
-        commands["alertmanager"] = _list_alertmanager_words(alertmanager, folder, settings)
+        commands["alertmanager"] = [
+            alertmanager,
+            f"--config.file={folder / ALERTMANAGER_FILE}",
+            f"--storage.path={folder / 'alertmanager'}",
+            f"--web.listen-address={HOST}:{settings.alertmanager_port}",
+            "--cluster.listen-address=",
+            "--log.level=warn",
+        ]
     with ExitStack() as stack:
         children = [
             stack.enter_context(_run_server(words, folder / f"{name}.log"))
@@ -125,28 +141,6 @@ def _run_server(words: list[str], log: Path) -> Iterator[Child]:
         yield child
     finally:
         stop_processes([child])
-
-
-def _list_prometheus_words(program: str, folder: Path, settings: Prometheus) -> list[str]:
-    return [
-        program,
-        f"--config.file={folder / PROMETHEUS_FILE}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--storage.tsdb.retention.time={settings.retention_days}d",
-        f"--web.listen-address={HOST}:{settings.port}",
-        "--log.level=warn",
-    ]
-
-
-def _list_alertmanager_words(program: str, folder: Path, settings: Prometheus) -> list[str]:
-    return [
-        program,
-        f"--config.file={folder / ALERTMANAGER_FILE}",
-        f"--storage.path={folder / 'alertmanager'}",
-        f"--web.listen-address={HOST}:{settings.alertmanager_port}",
-        "--cluster.listen-address=",
-        "--log.level=warn",
-    ]
 
 
 def _wait_until_ready(servers: MonitoringServers, url: str) -> None:

@@ -127,11 +127,6 @@ class Notifications(Settings):
     exit_seconds: float = Field(default=5.0, ge=0, le=600)
     """Seconds to wait for pending notifications on exit."""
 
-    @property
-    def has_sink(self) -> bool:
-        """Whether events are sent anywhere."""
-        return any((self.webhook, self.slack, self.email))
-
 
 def check_url(url: str) -> None:
     """Raise ValueError for anything but an HTTP address."""

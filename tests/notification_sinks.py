@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email import message_from_bytes, policy
 from email.message import EmailMessage
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
-from loopback import serve
-
-MAX_BODY_BYTES = 1 << 20
+from loopback import Answer, Request, answer_requests
 
 
 @dataclass
@@ -44,28 +41,16 @@ class WebhookSink:
     @contextmanager
     def run(self) -> Iterator[WebhookSink]:
         """Serve in a thread for the duration of the block."""
-        sink = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = min(int(self.headers["Content-Length"]), MAX_BODY_BYTES)
-                document = json.loads(self.rfile.read(length))
-                sink.headers.append(dict(self.headers))
-                status = sink.statuses.pop(0) if sink.statuses else 200
-                if status < 300:
-                    sink.documents.append(document)
-                self.send_response(status)
-                if sink.location:
-                    self.send_header("Location", sink.location)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                """Print nothing."""
-
-        with serve(ThreadingHTTPServer(("127.0.0.1", 0), Handler), "webhook") as address:
+        with answer_requests(self._respond, "webhook") as address:
             self.url = f"{address}/hook"
             yield self
+
+    def _respond(self, request: Request) -> Answer:
+        self.headers.append(dict(request.headers))
+        status = self.statuses.pop(0) if self.statuses else 200
+        if status < 300:
+            self.documents.append(json.loads(request.body))
+        return status, b"", {"Location": self.location} if self.location else {}
 
 
 @pytest.fixture

@@ -75,6 +75,12 @@ class Job:
         self.code = self.process.returncode
         return self
 
+    def finish(self, code: int = 0) -> Job:
+        """Run the command to its end, and check its exit code."""
+        self.start().wait()
+        assert self.code == code, self.stderr
+        return self
+
     def wait_for_step(self, step: int) -> None:
         """Wait until the metrics of the run contain a step."""
         path = self.folder / "metrics.jsonl"
@@ -160,8 +166,7 @@ class Jobs:
 
     def assert_survives(self, job: Job) -> Job:
         """Run a job to its end, and assert that it ends as the same run without a fault."""
-        job.start().wait()
-        assert job.code == 0, job.stderr
+        job.finish()
         if job.faults:
             assert job.triggered_faults, "the fault was not triggered"
         assert_same(self.undisturbed_folder(job), job.folder)

@@ -18,8 +18,7 @@ Changes = dict[str, Any]
 
 
 def finish(job: Job) -> Job:
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     return job
 
 
@@ -56,9 +55,7 @@ def test_too_many_skipped_steps_are_rolled_back(jobs: Jobs) -> None:
 
 @FULL
 def test_a_second_rollback_to_the_same_step_ends_the_run(jobs: Jobs) -> None:
-    job = jobs.create(fault_at_gradients(0, kind="nan", step=10, count=9))
-    job.start().wait()
-    assert job.code == 66
+    job = jobs.create(fault_at_gradients(0, kind="nan", step=10, count=9)).finish(66)
     assert "consecutive steps were skipped" in job.stderr.splitlines()[-1]
     assert [failure["kind"] for failure in job.failures] == ["values", "values"]
     for path in (job.folder / "checkpoints").glob("*/*.safetensors"):
@@ -72,8 +69,7 @@ def test_gradients_that_are_not_finite_stop_a_run_with_that_setting(jobs: Jobs) 
     job = jobs.create(
         fault_at_gradients(0, kind="nan", step=10), optimizer={"guard": {"not_finite": "stop"}}
     )
-    job.start().wait()
-    assert job.code == 66
+    job.finish(66)
     assert "had gradients that are not finite, the first was step 11" in job.stderr.splitlines()[-1]
     assert len(job.attempts) == 1
 
@@ -128,9 +124,7 @@ def test_a_replica_with_a_flipped_bit_is_never_saved(jobs: Jobs, size: int, prob
 
 @FULL
 def test_a_run_out_of_memory_is_not_restarted(jobs: Jobs) -> None:
-    job = jobs.create({"kind": "memory", "rank": 1, "step": 10, "attempt": 0})
-    job.start().wait()
-    assert job.code == 64
+    job = jobs.create({"kind": "memory", "rank": 1, "step": 10, "attempt": 0}).finish(64)
     (failure,) = job.failures
     assert failure["kind"] == "memory"
     sizes = [group["bytes"] for group in failure["evidence"]["largest_tensors"]]

@@ -118,9 +118,7 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(jobs: J
         for path in root.glob("step-*"):
             flip(path)
 
-    job = stop_at_18(jobs, damage_all)
-    job.start().wait()
-    assert job.code == 65
+    job = stop_at_18(jobs, damage_all).finish(65)
     assert "no checkpoint in" in job.stderr.splitlines()[-1]
     assert "can be loaded" in job.stderr.splitlines()[-1]
     assert {line["attempt"] for line in read_metrics(job)} == {1}
@@ -166,9 +164,7 @@ def test_a_failed_save_is_logged_and_training_continues(
 @FULL
 def test_a_failed_last_save_fails_the_run(jobs: Jobs) -> None:
     fault = {"kind": "fail", "at": "save:staged", "rank": 0, "step": 24, "attempt": 0}
-    job = jobs.create(fault, output={"checkpoint": {"async_save": True}})
-    job.start().wait()
-    assert job.code == 66
+    job = jobs.create(fault, output={"checkpoint": {"async_save": True}}).finish(66)
     assert not (job.folder / "result.json").exists()
 
 

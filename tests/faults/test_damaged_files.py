@@ -9,7 +9,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -37,6 +37,8 @@ from regauge.training.settings import TrainSettings
 Pair = tuple[str, str]
 """The path of a file in a folder, and the name of a damage."""
 Run = Callable[..., tuple[int, str]]
+End = tuple[int, str, bool]
+"""The exit code and error of a command, and whether its result is the expected one."""
 EXIT_CODES = {0, INTERRUPTED, *(kind.exit_code for kind in RegaugeError.__subclasses__())} - {1}
 PARTS = ["sample", *(pytest.param(damage, marks=FULL) for damage in DAMAGES)]
 """The pairs of a test: a sample, or all files with one damage."""
@@ -112,6 +114,24 @@ def check_outside(folder: Path) -> str | None:
     return None if text == "of another user\n" else f"the file of another user is {text[:80]!r}"
 
 
+def check_damages(
+    source: Path, target: Path, pairs: Iterable[Pair], use: Callable[[Path], End]
+) -> None:
+    """Damage copies of a folder, and use each; the result is the expected one, or a clear error.
+
+    `use` returns the exit code, the error, and whether the result is the expected one.
+    """
+    problems = []
+    for pair in pairs:
+        folder = damage_copy(source, target, pair)
+        code, error, is_expected = use(folder)
+        problem = find_problem(code, error) or check_outside(folder)
+        if code == 0 and not is_expected:
+            problem = "another result"
+        problems += [f"{pair}: {problem}"] if problem else []
+    assert not problems, "\n".join(problems)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return datasets.write_packed(tmp_path_factory.mktemp("data") / "packed")
@@ -174,15 +194,13 @@ def test_a_damaged_run_is_resumed_or_refused(
 ) -> None:
     resume(write_run_file(tmp_path / "whole" / "run", data, steps=8))
     expected = (tmp_path / "whole" / "run" / MODEL).read_bytes()
-    problems = []
-    for pair in select(sorted({*list_files(half_run), *RUN_FILES}), part, 26):
-        folder = damage_copy(half_run, tmp_path / "damaged" / "run", pair)
+
+    def use(folder: Path) -> End:
         code, error = describe_end(partial(resume, write_run_file(folder, data, steps=8)))
-        problem = find_problem(code, error) or check_outside(folder)
-        if code == 0 and (folder / MODEL).read_bytes() != expected:
-            problem = "another model"
-        problems += [f"{pair}: {problem}"] if problem else []
-    assert not problems, "\n".join(problems)
+        return code, error, code == 0 and (folder / MODEL).read_bytes() == expected
+
+    pairs = select(sorted({*list_files(half_run), *RUN_FILES}), part, 26)
+    check_damages(half_run, tmp_path / "damaged" / "run", pairs, use)
 
 
 @pytest.mark.parametrize(
@@ -266,15 +284,13 @@ def test_a_damaged_dataset_trains_the_same_model_or_is_refused(
 ) -> None:
     code, line, expected = train_on(prepared_dataset, tmp_path / "run")
     assert code == 0, line
-    problems = []
-    for name, damage in select(list_files(prepared_dataset), part, 26):
-        folder = damage_copy(prepared_dataset, tmp_path / "damaged" / "data", (name, damage))
+
+    def use(folder: Path) -> End:
         code, line, model = train_on(folder, tmp_path / "run")
-        problem = find_problem(code, line) or check_outside(folder)
-        if code == 0 and model != expected:
-            problem = "another model"
-        problems += [f"{name}, {damage}: {problem}"] if problem else []
-    assert not problems, "\n".join(problems)
+        return code, line, model == expected
+
+    pairs = select(list_files(prepared_dataset), part, 26)
+    check_damages(prepared_dataset, tmp_path / "damaged" / "data", pairs, use)
 
 
 @pytest.fixture(scope="module")
@@ -298,16 +314,13 @@ def test_a_damaged_job_is_finished_with_the_same_answers_or_refused(
     whole = tmp_path / "whole"
     assert predict(run, artifact, records, whole)[0] == 0
     expected = read_output_files(whole)
-    problems = []
-    files = sorted({*list_files(whole), "jobs/0-of-1/.seen", "jobs/0-of-1/.lock"})
-    for pair in select(files, part, 26):
-        folder = damage_copy(whole, tmp_path / "damaged" / "out", pair)
+
+    def use(folder: Path) -> End:
         code, error = predict(run, artifact, records, folder)
-        problem = find_problem(code, error) or check_outside(folder)
-        if code == 0 and read_output_files(folder) != expected:
-            problem = "other answers"
-        problems += [f"{pair}: {problem}"] if problem else []
-    assert not problems, "\n".join(problems)
+        return code, error, code == 0 and read_output_files(folder) == expected
+
+    files = sorted({*list_files(whole), "jobs/0-of-1/.seen", "jobs/0-of-1/.lock"})
+    check_damages(whole, tmp_path / "damaged" / "out", select(files, part, 26), use)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -316,13 +329,11 @@ def test_a_damaged_artifact_computes_the_same_answers_or_is_refused(
 ) -> None:
     assert predict(run, artifact, records, tmp_path / "whole")[0] == 0
     expected = read_output_files(tmp_path / "whole")
-    problems = []
-    for pair in select(list_files(artifact), part, 26):
-        folder = damage_copy(artifact, tmp_path / "damaged" / "artifact", pair)
+
+    def use(folder: Path) -> End:
         output = tmp_path / "damaged" / "out"
         code, error = predict(run, folder, records, output)
-        problem = find_problem(code, error) or check_outside(folder)
-        if code == 0 and read_output_files(output) != expected:
-            problem = "other answers"
-        problems += [f"{pair}: {problem}"] if problem else []
-    assert not problems, "\n".join(problems)
+        return code, error, code == 0 and read_output_files(output) == expected
+
+    pairs = select(list_files(artifact), part, 26)
+    check_damages(artifact, tmp_path / "damaged" / "artifact", pairs, use)

@@ -19,8 +19,7 @@ def test_a_second_run_is_refused(jobs: Jobs) -> None:
     job.wait_for_step(8)
     second = jobs.create()
     second.folder = job.folder
-    second.start().wait()
-    assert second.code == 2
+    second.finish(2)
     assert "is being written by process" in second.stderr
     job.wait()
     assert job.code == 0

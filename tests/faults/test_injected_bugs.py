@@ -26,9 +26,7 @@ CAUSES = {"learning-rate": "1.01 times as large", "row-shift": "shifted by 1"}
 def run_with_bug(jobs: Jobs, kind: str, size: int = 1, **fault: Any) -> Job:
     """Return a finished run with a bug in every step from STEP on."""
     bug = {"kind": kind, "rank": -1, "step": STEP, "count": 1000, "attempt": 0, **fault}
-    job = jobs.create(bug, size=size)
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job = jobs.create(bug, size=size).finish()
     assert job.triggered_faults[0]["triggered_at_step"] == STEP
     return job
 

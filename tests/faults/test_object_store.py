@@ -67,14 +67,12 @@ def assert_equals_undisturbed(jobs: Jobs, job: Job) -> None:
 @FULL
 def test_a_run_resumes_on_an_empty_machine(jobs: Jobs, store: Store) -> None:
     job = create_with_remote(jobs, {"kind": "terminate", "rank": 0, "step": 14, "attempt": 1})
-    job.start().wait()
-    assert job.code == 143, job.stderr
+    job.finish(143)
     assert list_committed()[-1] in (15, 16)
     assert not store.rules
     shutil.rmtree(job.folder)
     job.faults = []
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert "Resuming from step" in job.stderr_line
     assert list_committed()[-1] == 24
     assert len(list_committed()) == 3
@@ -88,8 +86,7 @@ def test_a_store_that_fails_for_a_while_is_retried(
 ) -> None:
     store.rules = [Rule("PUT", "step-00000012/shard-00002", effect, count)]
     job = create_with_remote(jobs)
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert store.rules[0].num_triggered == count
     assert "was not saved" not in job.stderr_line
     assert "hang" not in job.stderr_line
@@ -100,8 +97,7 @@ def test_a_store_that_fails_for_a_while_is_retried(
 def test_a_checkpoint_with_missing_files_is_never_committed(jobs: Jobs, store: Store) -> None:
     store.rules = [Rule("PUT", "step-00000012/shard-00002", "slow", count=10**6)]
     job = create_with_remote(jobs)
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert "the checkpoint of step 12 was not saved; training continues" in job.stderr_line
     assert list_committed() == [6, 18, 24]
     assert not [key for key in list_keys() if key.startswith("step-00000012/")], (
@@ -112,14 +108,12 @@ def test_a_checkpoint_with_missing_files_is_never_committed(jobs: Jobs, store: S
 @FULL
 def test_an_outdated_listing_does_not_hide_the_newest_checkpoint(jobs: Jobs, store: Store) -> None:
     job = create_with_remote(jobs, {"kind": "terminate", "rank": 0, "step": 18, "attempt": 1})
-    job.start().wait()
-    assert job.code == 143
+    job.finish(143)
     newest = list_committed()[-1]
     shutil.rmtree(job.folder)
     store.rules = [Rule("GET", checkpoint_files.checkpoint_name(newest), "hide", count=0)]
     job.faults = []
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert f"Resuming from step {newest}" in job.stderr_line
     assert_equals_undisturbed(jobs, job)
 
@@ -136,8 +130,7 @@ def test_a_store_that_cannot_be_written_is_refused_before_the_start(
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         monkeypatch.setenv("HOME", str(tmp_path))
-    job.start().wait()
-    assert job.code == 76, job.stderr
+    job.finish(76)
     line = job.stderr.splitlines()[-1]
     assert "object store: cannot be written" in line
     assert "s3://" in line

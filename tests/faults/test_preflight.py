@@ -17,40 +17,22 @@ from faults.conftest import FULL, Jobs
 from regauge.config import merge
 
 CHECKED: dict[str, Any] = {"execution": {"supervision": {"preflight": "full"}}}
-BROKEN = [
-    pytest.param(
-        3, {"kind": "corrupt", "at": "preflight:device"}, "the tolerance is", id="wrong product"
-    ),
-    pytest.param(3, {"kind": "nan", "at": "preflight:device"}, "not finite", id="nan"),
-    pytest.param(3, {"kind": "stop", "at": "preflight:device"}, "did not finish", id="hang"),
-    pytest.param(
-        2, {"kind": "sleep", "seconds": 0.7, "at": "preflight:speed"}, "slow", id="slow device"
-    ),
-    pytest.param(
+BROKEN = {
+    "wrong product": (3, "device", {"kind": "corrupt"}, "the tolerance is"),
+    "nan": (3, "device", {"kind": "nan"}, "not finite"),
+    "hang": (3, "device", {"kind": "stop"}, "did not finish"),
+    "slow device": (2, "speed", {"kind": "sleep", "seconds": 0.7}, "slow"),
+    "corrupt message": (3, "collective", {"kind": "corrupt"}, "arrived changed"),
+    "one of two": (2, "collective", {"kind": "corrupt"}, "arrived changed"),
+    "dropped": (3, "collective", {"kind": "skip-collective"}, "every other process"),
+    "delayed message": (
         3,
-        {"kind": "corrupt", "at": "preflight:collective"},
-        "arrived changed",
-        id="corrupt message",
-    ),
-    pytest.param(
-        2, {"kind": "corrupt", "at": "preflight:collective"}, "arrived changed", id="one of two"
-    ),
-    pytest.param(
-        3,
-        {"kind": "skip-collective", "at": "preflight:collective"},
+        "collective",
+        {"kind": "sleep", "seconds": 0.5},
         "every other process",
-        id="dropped",
     ),
-    pytest.param(
-        3,
-        {"kind": "sleep", "seconds": 0.5, "at": "preflight:collective"},
-        "every other process",
-        id="delayed message",
-    ),
-    pytest.param(
-        3, {"kind": "stop", "at": "preflight:collective"}, "it hangs", id="silent network"
-    ),
-]
+    "silent network": (3, "collective", {"kind": "stop"}, "it hangs"),
+}
 
 
 def run_doctor(
@@ -66,16 +48,14 @@ def run_doctor(
 
 
 @FULL
-@pytest.mark.parametrize(("size", "fault", "problem"), BROKEN)
+@pytest.mark.parametrize("name", BROKEN)
 def test_the_doctor_names_the_bad_process(
-    tmp_path: Path,
-    size: int,
-    fault: dict[str, Any],
-    problem: str,
-    figure: Callable[[str, float], None],
+    tmp_path: Path, name: str, figure: Callable[[str, float], None]
 ) -> None:
+    size, point, fault, problem = BROKEN[name]
     began = time.monotonic()
-    result = run_doctor(tmp_path, size, {**fault, "rank": 1, "step": 0})
+    fault = {**fault, "at": f"preflight:{point}", "rank": 1, "step": 0}
+    result = run_doctor(tmp_path, size, fault)
     figure("seconds of a doctor that finds a fault", time.monotonic() - began)
     assert result.returncode == 76, result.stderr
     line = result.stderr.splitlines()[-1]
@@ -84,18 +64,15 @@ def test_the_doctor_names_the_bad_process(
     rows = json.loads(result.stdout)["checks"]
     bad = [row for row in rows if not row["ok"]]
     assert bad
-    if fault["at"] != "preflight:collective":
+    if point != "collective":
         assert {row["location"].partition(" on")[0] for row in bad} == {"process 1"}
     assert not list(tmp_path.glob(".regauge*"))
 
 
 @FULL
-@pytest.mark.parametrize("size", [2])
-def test_a_healthy_machine_passes(
-    tmp_path: Path, size: int, figure: Callable[[str, float], None]
-) -> None:
+def test_a_healthy_machine_passes(tmp_path: Path, figure: Callable[[str, float], None]) -> None:
     began = time.monotonic()
-    result = run_doctor(tmp_path, size)
+    result = run_doctor(tmp_path, 2)
     figure("seconds of a doctor that finds nothing", time.monotonic() - began)
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
@@ -122,9 +99,7 @@ def test_a_healthy_machine_passes(
 )
 def test_a_run_does_not_start_on_a_bad_device(jobs: Jobs, fault: dict[str, Any]) -> None:
     limits = merge(CHECKED, {"execution": {"timeout_seconds": 20}})
-    job = jobs.create({**fault, "rank": 1, "step": 0, "attempt": 0}, **limits)
-    job.start().wait()
-    assert job.code == 76, job.stderr
+    job = jobs.create({**fault, "rank": 1, "step": 0, "attempt": 0}, **limits).finish(76)
     assert "process 1" in job.stderr.splitlines()[-1]
     assert job.triggered_faults
     assert not (job.folder / "checkpoints").exists()
@@ -197,8 +172,7 @@ def test_a_run_on_all_devices_excludes_a_bad_one(
     refuses = {"refuses": 1} if defect == "it refuses" else {}
     run["accelerator"] = {"kind": "three", **refuses}
     job.folder.with_suffix(".json").write_text(json.dumps(run))
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert "device 1 is excluded; the run uses 2 processes" in job.stderr_line
     assert job.attempts[-1]["processes"] == 2
     entries = claims.read_text().split()

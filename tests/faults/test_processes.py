@@ -48,8 +48,7 @@ def test_a_process_that_dies_is_named_and_the_run_continues(
 def test_an_exception_is_retried_once_and_then_ends_the_run(jobs: Jobs) -> None:
     job = jobs.create({"kind": "raise", "rank": 1, "step": 10, "attempt": 0})
     job.options = ("--traceback",)
-    job.start().wait()
-    assert job.code == 64
+    job.finish(64)
     assert "RuntimeError in regauge/supervision/faults/faults.py" in job.stderr.splitlines()[-1]
     assert "In process 1:\nTraceback (most recent call last):" in job.stderr
     assert 'raise RuntimeError("injected by the fault plan")' in job.stderr
@@ -128,9 +127,7 @@ def test_a_straggler_is_named_and_the_run_continues(jobs: Jobs, strategy: str) -
 
 @FULL
 def test_a_fault_that_always_recurs_ends_the_run(jobs: Jobs) -> None:
-    job = jobs.create({"kind": "kill", "rank": 1, "step": 10, "attempt": 0})
-    job.start().wait()
-    assert job.code == 66
+    job = jobs.create({"kind": "kill", "rank": 1, "step": 10, "attempt": 0}).finish(66)
     assert "3 attempts failed at step 10 in the same way" in job.stderr.splitlines()[-1]
     assert len(job.failures) == len(job.triggered_faults) == 3
     jobs.assert_nothing_is_left(job)

@@ -235,7 +235,6 @@ def test_a_disk_that_is_too_small_for_a_checkpoint_is_refused_before_the_start(j
     job = jobs.create(model={"config": {"hidden_size": 2048, "intermediate_size": 2048}})
     job.folder.mkdir()
     with mount(job.folder, "-t", "tmpfs", "-o", "size=100m", "tmpfs"):
-        job.start().wait()
-        assert job.code == 76, job.stderr
+        job.finish(76)
         assert re.search(r"a checkpoint has about .* GB, and .* GB are free", job.stderr_line)
         assert not (job.folder / "checkpoints").exists()

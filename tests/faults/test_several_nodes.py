@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from faults.clusters import Cluster, kill_nodes, request, serve_unrelated_port, 
 from faults.conftest import FULL, Job, Jobs, send_sigterm
 from notification_sinks import WebhookSink, notify, webhook
 from regauge.system.processes import find_free_port
+from regauge.system.timing import wait_for
 
 __all__ = ["webhook"]
 STEPS = 300
@@ -159,7 +161,8 @@ def test_all_nodes_save_together_if_all_are_stopped(cluster: Cluster) -> None:
 def test_a_node_that_waits_for_others_can_be_stopped(cluster: Cluster) -> None:
     job = cluster.create_job("2")
     node = cluster.start_node()
-    time.sleep(5.0)
+    host, port = cluster.endpoint.split(":")
+    assert wait_for(lambda: is_open(host, int(port)), 60)
     began = time.monotonic()
     send_sigterm(node)
     assert node.wait().code == 143, node.stderr
@@ -256,18 +259,19 @@ def test_different_settings_on_a_node_are_reported(cluster: Cluster, webhook: We
     assert not job.folder.exists()
 
 
+def is_open(host: str, port: int) -> bool:
+    """Return whether a server listens at an address."""
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
 def _last_step(job: Job) -> int:
     return len(job.losses)
 
 
 def _wait_for_attempt(job: Job, attempt: int) -> None:
-    until = time.monotonic() + 90
-    while time.monotonic() < until:
-        path = job.folder / "attempts.jsonl"
-        if f'"attempt": {attempt},' in (path.read_text() if path.exists() else ""):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"attempt {attempt} never began")
+    path, text = job.folder / "attempts.jsonl", f'"attempt": {attempt},'
+    assert wait_for(lambda: path.exists() and text in path.read_text(), 90), "it never began"
 
 
 def _list_names(endpoint: str) -> list[str]:

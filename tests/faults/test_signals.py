@@ -32,8 +32,7 @@ def wait_for_save(job: Job, attempt: int = 1) -> int:
 def assert_resumes(jobs: Jobs, job: Job) -> None:
     """Assert that the same command resumes the run and gives the result of an unstopped run."""
     job.faults = []
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert_same(jobs.undisturbed_folder(job), job.folder)
     jobs.assert_nothing_is_left(job)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from faults.conftest import FULL, Jobs
-from loopback import serve
+from loopback import Answer, Request, answer_requests
 from regauge.supervision import spot_notices
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import ENDPOINT, Ec2Metadata, watch_spot_notices
@@ -32,45 +31,26 @@ class Metadata:
     tokens: list[str] = field(default_factory=list)
     answers_left: int = 0
 
-
-def _handler(service: Metadata) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            assert self.path == "/latest/api/token"
-            assert int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 0
-            service.tokens.append(f"token-{len(service.tokens)}")
-            service.answers_left = service.answers_per_token
-            self._send(service.status, service.tokens[-1])
-
-        def do_GET(self) -> None:
-            assert self.path == "/latest/meta-data/spot/instance-action"
-            has_token = self.headers["X-aws-ec2-metadata-token"] == (service.tokens or [""])[-1]
-            service.answers_left -= 1
-            if not has_token or service.answers_left < 0:
-                self._send(401, "")
-            elif service.is_reclaimed:
-                self._send(200, json.dumps(ACTION))
-            else:
-                self._send(404, "")
-
-        def _send(self, status: int, text: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    return Handler
+    def respond(self, request: Request) -> Answer:
+        if request.method == "PUT":
+            assert request.path == "/latest/api/token"
+            assert int(request.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 0
+            self.tokens.append(f"token-{len(self.tokens)}")
+            self.answers_left = self.answers_per_token
+            return self.status, self.tokens[-1].encode(), {}
+        assert request.path == "/latest/meta-data/spot/instance-action"
+        has_token = request.headers["X-aws-ec2-metadata-token"] == (self.tokens or [""])[-1]
+        self.answers_left -= 1
+        if not has_token or self.answers_left < 0:
+            return 401, b"", {}
+        return (200, json.dumps(ACTION).encode(), {}) if self.is_reclaimed else (404, b"", {})
 
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     """Return a metadata service on loopback that this environment names."""
     service = Metadata()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(service))
-    with serve(server, "metadata") as address:
+    with answer_requests(service.respond, "metadata") as address:
         monkeypatch.setenv(ENDPOINT, address)
         yield service
 

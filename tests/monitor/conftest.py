@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 from distributed.conftest import runs, worlds
 from distributed.runs import Runs
 from faults.conftest import Jobs
-from loopback import serve
+from loopback import Answer, Request, answer_requests
 from monitor.metrics_pages import (
     Page,
     Vocabulary,
@@ -57,12 +56,12 @@ class Webhook:
         with self._lock:
             return next((state for name, state in reversed(self.events) if name == alert), "")
 
-    def record(self, document: dict[str, Any]) -> None:
+    def respond(self, request: Request) -> Answer:
         """Record the alerts of a notification."""
+        alerts = json.loads(request.body)["alerts"]
         with self._lock:
-            self.events += [
-                (alert["labels"]["alertname"], alert["status"]) for alert in document["alerts"]
-            ]
+            self.events += [(alert["labels"]["alertname"], alert["status"]) for alert in alerts]
+        return 200, b"", {}
 
 
 @dataclass
@@ -106,23 +105,6 @@ def require_programs() -> None:
     for name in ("prometheus", "prometheus-alertmanager"):
         if shutil.which(name) is None:
             pytest.skip(f"{name} is not installed: scrapes and alerts are not proved")
-
-
-def build_webhook(webhook: Webhook) -> HTTPServer:
-    """Return a server that records the notifications of Alertmanager."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
-            webhook.record(json.loads(self.rfile.read(length)))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Print nothing."""
-
-    return HTTPServer(("127.0.0.1", 0), Handler)
 
 
 def read_document(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -185,7 +167,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitorSystem]:
             ),
             "others": stack.enter_context(serve_page(render_other_vendors)),
         }
-        sink = stack.enter_context(serve(build_webhook(webhook), "webhook"))
+        sink = stack.enter_context(answer_requests(webhook.respond, "webhook"))
         exporters = [pages[name].address for name in ("dcgm", "old dcgm", "others")]
         closed = f"127.0.0.1:{find_free_port()}"
         process = stack.enter_context(start_monitor(root, [*exporters, closed], sink))

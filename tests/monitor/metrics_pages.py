@@ -6,10 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
-from loopback import serve
+from loopback import Answer, Request, answer_requests
 from regauge.monitoring.vocabulary import METRICS, PREDICT_STATES, RANK_ALIVE, Metric
 
 LABEL_VALUES = {"run": "a", "rank": "0", "route": "/embed", "model": "m", "device": "0"}
@@ -30,20 +28,11 @@ def serve_page(render: Callable[[], str]) -> Iterator[Page]:
     """Serve a page on the loopback interface for the duration of a block."""
     page = Page(render)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page.num_reads += 1
-            content = page.render().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def respond(_: Request) -> Answer:
+        page.num_reads += 1
+        return 200, page.render().encode(), {"Content-Type": CONTENT_TYPE}
 
-        def log_message(self, *_: Any) -> None:
-            """Print nothing."""
-
-    with serve(HTTPServer(("127.0.0.1", 0), Handler), "metrics page") as url:
+    with answer_requests(respond, "metrics page") as url:
         page.address = url.removeprefix("http://")
         yield page
 

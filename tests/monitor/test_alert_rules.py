@@ -18,6 +18,7 @@ RULES = [
 ]
 STEPS = 'regauge_rank_step{run="a",rank="0",node="n"}'
 GPU = '{gpu="0",Hostname="n",instance="n:9400"}'
+ECC = 'hardware_ecc_events_total{neuron_device_index="2",instance="n:8000",'
 DCGM = {
     f"DCGM_FI_DEV_{name}{GPU}": "50x400"
     for name in ("GPU_UTIL", "FB_USED", "FB_FREE", "SM_CLOCK", "GPU_TEMP", "POWER_USAGE")
@@ -27,184 +28,154 @@ DCGM = {
 class Case(NamedTuple):
     """Series that fire an alert, and changes of them that do not."""
 
-    fires: dict[str, str]
-    quiet: dict[str, str]
+    series: dict[str, str | tuple[str | None, str | None]]
+    """Series -> values; two if they differ, and None for a series that is absent."""
     text: str
     """A part of the labels or annotations of the alert."""
     at: str = "20m"
 
+    def select(self, index: int) -> dict[str, str]:
+        """Return the series that fire (0), or those that do not (1)."""
+        pairs = {
+            name: (values, values) if isinstance(values, str) else values
+            for name, values in self.series.items()
+        }
+        return {name: values for name, pair in pairs.items() if (values := pair[index])}
+
 
 CASES = {
     "RegaugeRankDead": Case(
-        {'regauge_rank_alive{run="a",rank="3"}': "0x80"},
-        {'regauge_rank_alive{run="a",rank="3"}': "1x80"},
-        "rank 3 of run a",
+        {'regauge_rank_alive{run="a",rank="3"}': ("0x80", "1x80")}, "rank 3 of run a"
     ),
     "RegaugeNoProgress": Case(
         {
-            'regauge_rank_step_timestamp_seconds{run="a",rank="0"}': "0+15x40 600x40",
-            'regauge_rank_step_timestamp_seconds{run="a",rank="1"}': "0+15x40 600x40",
-            'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "0+15x41 615x39",
-            'regauge_rank_beat_timestamp_seconds{run="a",rank="1"}': "0+15x40 600x40",
-        },
-        {
-            'regauge_rank_step_timestamp_seconds{run="a",rank="0"}': "0+15x80",
-            'regauge_rank_step_timestamp_seconds{run="a",rank="1"}': "0+15x80",
-            'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "0+15x80",
-            'regauge_rank_beat_timestamp_seconds{run="a",rank="1"}': "0+15x80",
+            'regauge_rank_step_timestamp_seconds{run="a",rank="0"}': ("0+15x40 600x40", "0+15x80"),
+            'regauge_rank_step_timestamp_seconds{run="a",rank="1"}': ("0+15x40 600x40", "0+15x80"),
+            'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': ("0+15x41 615x39", "0+15x80"),
+            'regauge_rank_beat_timestamp_seconds{run="a",rank="1"}': ("0+15x40 600x40", "0+15x80"),
         },
         "Rank 1 is stopped, or was silent first",
     ),
     "RegaugeLossNotFinite": Case(
-        {'regauge_train_loss{run="a"}': "2x40" + 40 * " NaN"},
-        {'regauge_train_loss{run="a"}': "2x80"},
-        "of run a is NaN",
+        {'regauge_train_loss{run="a"}': ("2x40" + 40 * " NaN", "2x80")}, "of run a is NaN"
     ),
     "RegaugeStraggler": Case(
-        {STEPS: "0+15x80", 'regauge_rank_straggler_delay_seconds{run="a",rank="0"}': "0.25x80"},
-        {STEPS: "0+15x80", 'regauge_rank_straggler_delay_seconds{run="a",rank="0"}': "0.05x80"},
+        {
+            STEPS: "0+15x80",
+            'regauge_rank_straggler_delay_seconds{run="a",rank="0"}': ("0.25x80", "0.05x80"),
+        },
         "by 25%",
     ),
     "RegaugeCheckpointOld": Case(
         {
-            'regauge_run_checkpoint_timestamp_seconds{run="a"}': "60x200",
-            'regauge_rank_alive{run="a",rank="0"}': "1x200",
-        },
-        {
-            'regauge_run_checkpoint_timestamp_seconds{run="a"}': "60x100 1500x100",
+            'regauge_run_checkpoint_timestamp_seconds{run="a"}': ("60x200", "60x100 1500x100"),
             'regauge_rank_alive{run="a",rank="0"}': "1x200",
         },
         "39m 0s old",
         "40m",
     ),
     "RegaugeNoCheckpoint": Case(
-        {STEPS: "1x200"},
-        {STEPS: "1x200", 'regauge_run_checkpoint_timestamp_seconds{run="a"}': "2000x200"},
+        {STEPS: "1x200", 'regauge_run_checkpoint_timestamp_seconds{run="a"}': (None, "2000x200")},
         "without a checkpoint",
         "40m",
     ),
-    "RegaugeGoodputLow": Case(
-        {'regauge_run_goodput_ratio{run="a"}': "0.4x80"},
-        {'regauge_run_goodput_ratio{run="a"}': "0.6x80"},
-        "40%",
-    ),
+    "RegaugeGoodputLow": Case({'regauge_run_goodput_ratio{run="a"}': ("0.4x80", "0.6x80")}, "40%"),
     "RegaugeBudgetNear": Case(
         {
-            'regauge_run_cost_usd_total{run="a"}': "95x80",
-            'regauge_run_budget_usd{run="a"}': "100x80",
-        },
-        {
-            'regauge_run_cost_usd_total{run="a"}': "101x80",
+            'regauge_run_cost_usd_total{run="a"}': ("95x80", "101x80"),
             'regauge_run_budget_usd{run="a"}': "100x80",
         },
         "95%",
     ),
     "RegaugeBudgetOver": Case(
         {
-            'regauge_run_cost_usd_total{run="a"}': "101x80",
-            'regauge_run_budget_usd{run="a"}': "100x80",
-        },
-        {
-            'regauge_run_cost_usd_total{run="a"}': "95x80",
+            'regauge_run_cost_usd_total{run="a"}': ("101x80", "95x80"),
             'regauge_run_budget_usd{run="a"}': "100x80",
         },
         "101%",
     ),
     "RegaugePredictFailures": Case(
         {
-            'regauge_predict_failed_records_total{run="a"}': "5x80",
-            'regauge_predict_records_total{run="a"}': "95x80",
-        },
-        {
-            'regauge_predict_failed_records_total{run="a"}': "0x80",
+            'regauge_predict_failed_records_total{run="a"}': ("5x80", "0x80"),
             'regauge_predict_records_total{run="a"}': "95x80",
         },
         "5%",
     ),
     "RegaugeXid": Case(
-        {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "13x60 79x20"},
-        {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "79x100"},
-        "error 79",
-        "16m",
+        {f"DCGM_FI_DEV_XID_ERRORS{GPU}": ("13x60 79x20", "79x100")}, "error 79", "16m"
     ),
     "RegaugeDeviceErrors": Case(
         {
-            'hardware_ecc_events_total{event_type="mem_ecc_uncorrected",'
-            'neuron_device_index="2",instance="n:8000"}': "0x60 1x20",
-        },
-        {
-            'hardware_ecc_events_total{event_type="mem_ecc_corrected",'
-            'neuron_device_index="2",instance="n:8000"}': "0x60 1x20",
+            f'{ECC}event_type="mem_ecc_uncorrected"}}': (
+                "0x60 1x20",
+                None,
+            ),
+            f'{ECC}event_type="mem_ecc_corrected"}}': (
+                None,
+                "0x60 1x20",
+            ),
         },
         "Device 2 (aws) of node n",
         "17m",
     ),
     "RegaugeTargetDown": Case(
-        {'up{job="regauge-runs",instance="n:9464"}': "1x60 0x20"},
-        {'up{job="node",instance="n:9464"}': "1x60 0x20"},
+        {
+            'up{job="regauge-runs",instance="n:9464"}': ("1x60 0x20", None),
+            'up{job="node",instance="n:9464"}': (None, "1x60 0x20"),
+        },
         "n:9464",
     ),
     "RegaugeNoMetrics": Case(
-        {'up{job="regauge-runs"}': "1x80"}, {'regauge_run_info{run="a"}': "1x80"}, "No run"
+        {'up{job="regauge-runs"}': ("1x80", None), 'regauge_run_info{run="a"}': (None, "1x80")},
+        "No run",
     ),
     "RegaugeXidMissing": Case(
-        DCGM, {**DCGM, f"DCGM_FI_DEV_XID_ERRORS{GPU}": "0x400"}, "errors would remain unseen"
+        {**DCGM, f"DCGM_FI_DEV_XID_ERRORS{GPU}": (None, "0x400")}, "errors would remain unseen"
     ),
     "RegaugeRankMetricsMissing": Case(
-        {'regauge_run_info{run="a",verb="train"}': "1x80"},
-        {'regauge_run_info{run="a",verb="train"}': "1x80", STEPS: "1x80"},
+        {'regauge_run_info{run="a",verb="train"}': "1x80", STEPS: (None, "1x80")},
         "Run a exports no",
     ),
     "RegaugeDeviceMetricsVanished": Case(
-        {**DCGM, f"DCGM_FI_DEV_GPU_TEMP{GPU}": "50x40 stale"}, DCGM, "only 5 metrics left"
+        {**DCGM, f"DCGM_FI_DEV_GPU_TEMP{GPU}": ("50x40 stale", "50x400")}, "only 5 metrics left"
     ),
     "RegaugeDeviceGone": Case(
         {
-            'DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n"}': "50x80",
-            'DCGM_FI_DEV_GPU_UTIL{gpu="1",Hostname="n"}': "50x40 stale",
-        },
-        {
-            'DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n"}': "50x40 stale",
+            'DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n"}': ("50x80", "50x40 stale"),
             'DCGM_FI_DEV_GPU_UTIL{gpu="1",Hostname="n"}': "50x40 stale",
         },
         "Device 1 of node n",
     ),
     "RegaugeUtilizationAlwaysZero": Case(
-        {**DCGM, f"DCGM_FI_DEV_GPU_UTIL{GPU}": "0x400", STEPS: "0+1x400"},
-        {**DCGM, f"DCGM_FI_DEV_GPU_UTIL{GPU}": "0x399 1", STEPS: "5x400"},
+        {**DCGM, f"DCGM_FI_DEV_GPU_UTIL{GPU}": ("0x400", "0x399 1"), STEPS: ("0+1x400", "5x400")},
         "Device 0 of node n reports 0",
         "40m",
     ),
     "RegaugeCounterAlwaysZero": Case(
-        {STEPS: "0+1x80", 'regauge_train_tokens_total{run="a"}': "0x80"},
-        {STEPS: "0+1x80", 'regauge_train_tokens_total{run="a"}': "0+9x80"},
-        "always 0",
+        {STEPS: "0+1x80", 'regauge_train_tokens_total{run="a"}': ("0x80", "0+9x80")}, "always 0"
     ),
     "RegaugeServeErrors": Case(
         {
             'regauge_serve_requests_total{route="/embed",status="200",instance="s"}': "0+95x80",
-            'regauge_serve_requests_total{route="/embed",status="503",instance="s"}': "0+5x80",
-        },
-        {
-            'regauge_serve_requests_total{route="/embed",status="200",instance="s"}': "0+95x80",
-            'regauge_serve_requests_total{route="/embed",status="422",instance="s"}': "0+5x80",
+            'regauge_serve_requests_total{route="/embed",status="503",instance="s"}': (
+                "0+5x80",
+                None,
+            ),
+            'regauge_serve_requests_total{route="/embed",status="422",instance="s"}': (
+                None,
+                "0+5x80",
+            ),
         },
         "5%",
     ),
     "RegaugeServeQueueLong": Case(
-        {'regauge_serve_queue_wait_seconds{model="m",instance="s"}': "2x80"},
-        {'regauge_serve_queue_wait_seconds{model="m",instance="s"}': "0.5x80"},
-        "waits 2s",
+        {'regauge_serve_queue_wait_seconds{model="m",instance="s"}': ("2x80", "0.5x80")}, "waits 2s"
     ),
     "RegaugeServeNoWorker": Case(
-        {'regauge_serve_workers{model="m",instance="s"}': "0x80"},
-        {'regauge_serve_workers{model="m",instance="s"}': "1x80"},
-        "No worker of m",
+        {'regauge_serve_workers{model="m",instance="s"}': ("0x80", "1x80")}, "No worker of m"
     ),
     "RegaugeServeDrainLong": Case(
-        {'regauge_serve_draining{instance="s"}': "1x80"},
-        {'regauge_serve_draining{instance="s"}': "0x77 1x3"},
-        "for 60 s",
+        {'regauge_serve_draining{instance="s"}': ("1x80", "0x77 1x3")}, "for 60 s"
     ),
 }
 
@@ -221,15 +192,10 @@ def test_every_alert_has_a_summary_a_remedy_and_a_severity() -> None:
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_an_alert_fires_on_its_condition(alert: str, tmp_path: Path) -> None:
+def test_an_alert_fires_on_its_condition_only(alert: str, tmp_path: Path) -> None:
     case = CASES[alert]
-    assert case.text in find_alerts(tmp_path, alert, case.fires, case.at)
-
-
-@pytest.mark.parametrize("alert", CASES)
-def test_an_alert_does_not_fire_otherwise(alert: str, tmp_path: Path) -> None:
-    case = CASES[alert]
-    assert find_alerts(tmp_path, alert, case.quiet, case.at) == ""
+    assert case.text in find_alerts(tmp_path, alert, case.select(0), case.at)
+    assert find_alerts(tmp_path, alert, case.select(1), case.at) == ""
 
 
 def test_a_loss_of_infinity_fires(tmp_path: Path) -> None:

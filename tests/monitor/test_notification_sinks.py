@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from notification_sinks import (
     run_hostile,
     send_endless_body,
     send_endless_headers,
+    webhook,
 )
 from regauge import config
 from regauge.monitoring.notify.delivery import JOURNAL
@@ -31,6 +32,7 @@ from regauge.monitoring.notify.notifier import Notifier, open_notifier
 from regauge.monitoring.notify.settings import Notifications
 from regauge.system.processes import find_free_port
 
+__all__ = ["webhook"]
 PATIENCE = 60.0
 MAX_EXIT_SECONDS = 30.0
 """Generous limit of an exit that may take one second, on a busy machine."""
@@ -48,6 +50,11 @@ def send(settings: Notifications, folder: Path, *names: Any) -> None:
     with open_notifier(settings, source) as notifier:
         for name in names:
             notifier.send(name, problem="process 1 was killed by SIGKILL", step=12, usd=0.5)
+
+
+def email_table(port: int, **changes: Any) -> dict[str, Any]:
+    table = {"host": "127.0.0.1", "port": port, "sender": "r@x.org", "to": ["a@x.org"]}
+    return table | changes
 
 
 def read_states(folder: Path) -> list[tuple[str, str]]:
@@ -70,12 +77,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with path.open("a") as file:
         file.write(Path(f"{path}.crt").read_text())
     return path
-
-
-@pytest.fixture
-def webhook() -> Iterator[WebhookSink]:
-    with WebhookSink().run() as sink:
-        yield sink
 
 
 def test_a_webhook_receives_one_document_per_event(
@@ -141,8 +142,13 @@ def test_an_email_has_the_facts_and_the_document(
     )
     login = {"username": LOGIN[0], "password_variable": "MAIL_PASSWORD"} if is_encrypted else {}
     with sink.run() as port:
-        table = {"host": "127.0.0.1", "port": port, "security": security, "sender": "r@x.org"}
-        table |= {"to": ["a@x.org", "b@x.org"], "ca_file": str(certificate), **login}
+        table = email_table(
+            port,
+            security=security,
+            to=["a@x.org", "b@x.org"],
+            ca_file=str(certificate),
+            **login,
+        )
         send(build_settings(email=table), tmp_path, "failed")
     assert read_states(tmp_path) == [("delivered", "")]
     [mail] = sink.mails
@@ -158,9 +164,8 @@ def test_a_refused_login_is_permanent_and_its_password_is_not_logged(
     (tmp_path / "password").write_text("wr0ng")
     sink = MailSink(LOGIN, certificate=certificate)
     with sink.run() as port:
-        table = {"host": "127.0.0.1", "port": port, "sender": "r@x.org", "to": ["a@x.org"]}
-        table |= {"username": "me", "password_file": str(tmp_path / "password")}
-        table["ca_file"] = str(certificate)
+        login = {"username": "me", "password_file": str(tmp_path / "password")}
+        table = email_table(port, ca_file=str(certificate), **login)
         send(build_settings(email=table), tmp_path, "failed")
     [(state, problem)] = read_states(tmp_path)
     assert (state, sink.mails) == ("failed", [])
@@ -174,8 +179,7 @@ def test_a_wrong_certificate_is_permanent(
 ) -> None:
     sink = MailSink(certificate=certificate)
     with sink.run() as port:
-        table = {"host": "127.0.0.1", "port": port, "sender": "r@x.org", "to": ["a@x.org"]}
-        send(build_settings(email=table), tmp_path, "failed")
+        send(build_settings(email=email_table(port)), tmp_path, "failed")
     assert "CERTIFICATE_VERIFY_FAILED" in read_states(tmp_path)[0][1]
     assert sink.mails == []
     assert len(read_warnings(caplog)) == 1
@@ -184,8 +188,8 @@ def test_a_wrong_certificate_is_permanent(
 def test_a_recipient_that_is_refused_is_reported_and_the_others_receive_it(tmp_path: Path) -> None:
     sink = MailSink(refused="a@x.org")
     with sink.run() as port:
-        table = {"host": "127.0.0.1", "port": port, "sender": "r@x.org", "security": "none"}
-        send(build_settings(email={**table, "to": ["a@x.org", "b@x.org"]}), tmp_path, "failed")
+        table = email_table(port, security="none", to=["a@x.org", "b@x.org"])
+        send(build_settings(email=table), tmp_path, "failed")
     assert len(sink.mails) == 1
     assert read_states(tmp_path) == [("failed", "refused: a@x.org")]
 
@@ -203,9 +207,8 @@ def test_a_hostile_sink_delays_neither_an_event_nor_the_exit(
 ) -> None:
     behave = greet_without_end if kind == "email" and behave is send_endless_headers else behave
     with run_hostile(behave) as port:
-        email = {"host": "127.0.0.1", "port": port, "security": "none", "sender": "r@x.org"}
-        email["to"] = ["a@x.org"]
-        tables: Any = {"webhook": {"url": f"http://127.0.0.1:{port}/"}, "email": email}
+        webhook_table = {"url": f"http://127.0.0.1:{port}/"}
+        tables = {"webhook": webhook_table, "email": email_table(port, security="none")}
         settings = build_settings(**{kind: tables[kind]}, timeout_seconds=0.5, exit_seconds=1.0)
         began_at = time.monotonic()
         send(settings, tmp_path, "failed", "finished")
@@ -224,8 +227,7 @@ def test_an_endless_body_is_not_read(tmp_path: Path) -> None:
 def test_a_sink_that_is_down_leaves_the_other_sinks_alone(
     webhook: WebhookSink, tmp_path: Path
 ) -> None:
-    email = {"host": "127.0.0.1", "port": find_free_port(), "security": "none"}
-    email |= {"sender": "r@x.org", "to": ["a@x.org"]}
+    email = email_table(find_free_port(), security="none")
     send(build_settings(webhook={"url": webhook.url}, email=email), tmp_path, "failed")
     assert webhook.events == ["failed"]
     assert sorted(state for state, _ in read_states(tmp_path)) == ["delivered", "failed"]

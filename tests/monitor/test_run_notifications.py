@@ -42,8 +42,7 @@ def test_a_killed_rank_gives_failed_recovered_and_finished(
     jobs: Jobs, webhook: WebhookSink
 ) -> None:
     job = jobs.create({"kind": "kill", "rank": 1, "step": 10}, monitoring=notify(webhook.url))
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     failed, recovered, finished = webhook.documents
     assert webhook.events == ["failed", "recovered", "finished"]
     assert failed["failure_kind"] == "process"
@@ -60,8 +59,7 @@ def test_a_stopped_rank_gives_stuck_recovered_and_finished(
     jobs: Jobs, webhook: WebhookSink
 ) -> None:
     job = jobs.create({"kind": "stop", "rank": 1, "step": 10}, monitoring=notify(webhook.url))
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert webhook.events == ["stuck", "recovered", "finished"]
     assert "process 1 hangs (it is stopped)" in webhook.documents[0]["problem"]
     assert webhook.documents[0]["failure_kind"] == "hang"
@@ -75,9 +73,7 @@ def test_a_slow_run_without_progress_is_stuck_until_its_next_step(
     )
     fault = {"kind": "sleep", "rank": 0, "step": 10, "seconds": 5.0}
     supervision = {"supervision": {"hang_timeout_seconds": 60.0}}
-    job = jobs.create(fault, monitoring=table, execution=supervision)
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    jobs.create(fault, monitoring=table, execution=supervision).finish()
     assert webhook.events[-2:] == ["stuck", "recovered"]
     stuck, recovered = webhook.documents[-2:]
     assert stuck["problem"].startswith("no step for 2 s; process ")
@@ -89,9 +85,7 @@ def test_a_hang_that_is_a_lack_of_progress_too_gives_one_event(
     jobs: Jobs, webhook: WebhookSink
 ) -> None:
     table = notify(webhook.url, no_progress_seconds=2.0, repeat_seconds=0.0)
-    job = jobs.create({"kind": "stop", "rank": 1, "step": 10}, monitoring=table)
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job = jobs.create({"kind": "stop", "rank": 1, "step": 10}, monitoring=table).finish()
     assert [attempt["outcome"] for attempt in job.attempts] == ["hang", "finished"]
     assert webhook.events[-1] == "finished"
     stuck = [document for document in webhook.documents if document["event"] == "stuck"]
@@ -106,8 +100,7 @@ def test_a_run_over_its_budget_gives_over_budget(jobs: Jobs, webhook: WebhookSin
         stop={"steps": 24, "usd": 1e-6},
         execution={"price": {"usd_per_hour": 10.0}},
     )
-    job.start().wait()
-    assert job.code == 67, job.stderr
+    job.finish(67)
     [document] = webhook.documents
     assert document["event"] == "over_budget"
     assert document["usd"] > 0
@@ -125,8 +118,7 @@ def test_a_preempted_run_gives_preempted_and_recovered_when_it_resumes(
     assert job.code == 143, job.stderr
     assert webhook.events == ["preempted"]
     job.faults = []
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     assert webhook.events == ["preempted", "recovered", "finished"]
 
 
@@ -134,9 +126,7 @@ def test_a_silent_sink_changes_neither_the_result_nor_the_exit(jobs: Jobs) -> No
     with run_hostile(be_silent) as port:
         limits = {"timeout_seconds": 1.0, "exit_seconds": 1.0}
         table = notify(f"http://127.0.0.1:{port}/", **limits)
-        job = jobs.create({"kind": "kill", "rank": 1, "step": 10}, monitoring=table)
-        job.start().wait()
-    assert job.code == 0, job.stderr
+        job = jobs.create({"kind": "kill", "rank": 1, "step": 10}, monitoring=table).finish()
     assert len(job.losses) == 24
     lines = [json.loads(text) for text in (job.folder / JOURNAL).read_text().splitlines()]
     assert {(line["event"], line["state"]) for line in lines} >= {("finished", "failed")}

@@ -98,8 +98,7 @@ def test_a_run_that_is_killed_twice_shows_each_step_once(jobs: Jobs) -> None:
     kill_at(job, draw.randrange(7, 12))
     kill_at(job, draw.randrange(14, 18))
     job.faults = []
-    job.start().wait()
-    assert job.code == 0, job.stderr
+    job.finish()
     attempts = {line["attempt"] for line in jsonl.read_lines(job.folder / "metrics.jsonl")}
     assert attempts == {1, 2, 3}
     assert "not delivered" not in job.stderr

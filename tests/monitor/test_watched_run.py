@@ -14,8 +14,8 @@ import pytest
 
 from faults.families import list_ranks
 from launch.training_jobs import Workplace, create_workplace
-from loopback import serve
-from monitor.conftest import Webhook, build_webhook, read_document, require_programs, start_monitor
+from loopback import answer_requests
+from monitor.conftest import Webhook, read_document, require_programs, start_monitor
 from monitor.prometheus_queries import query, wait_for
 from monitor.test_live_prometheus import substitute
 from regauge.monitoring.dashboard_files import build_dashboards, list_expressions
@@ -73,7 +73,7 @@ def test_a_stopped_rank_is_named_by_an_alert_that_resolves(
     workplace = create_workplace(tmp_path_factory.mktemp("watched"))
     webhook = Webhook()
     with (
-        serve(build_webhook(webhook), "webhook") as sink,
+        answer_requests(webhook.respond, "webhook") as sink,
         start_run(workplace) as run,
         start_monitor(workplace.root, [], sink) as monitor,
     ):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -13,6 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from loopback import Answer, Request, answer_requests
 from regauge.inference.export.model import LoadedModel
 from serve.live_server import LiveServer, start_server
 
@@ -112,30 +111,14 @@ def test_a_client_retries_when_the_queue_is_full(server: LiveServer) -> None:
     """The first answers are those of a full queue, which a proxy gives with its Retry-After."""
     statuses: list[int] = []
 
-    class Proxy(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            headers = {"Regauge-Timeout-Ms": "0.0001"} if len(statuses) < 2 else {}
-            answer = httpx.post(f"{server.url}{self.path}", content=body, headers=headers)
-            statuses.append(answer.status_code)
-            self.send_response(answer.status_code)
-            for name in ("Content-Type", "Content-Length", "Retry-After"):
-                if name in answer.headers:
-                    self.send_header(name, answer.headers[name])
-            self.end_headers()
-            self.wfile.write(answer.content)
+    def forward(request: Request) -> Answer:
+        headers = {"Regauge-Timeout-Ms": "0.0001"} if len(statuses) < 2 else {}
+        url = f"{server.url}{request.path}"
+        answer = httpx.post(url, content=request.body, headers=headers)
+        statuses.append(answer.status_code)
+        names = {"Content-Type", "Retry-After"} & {*map(str.title, answer.headers)}
+        return answer.status_code, answer.content, {name: answer.headers[name] for name in names}
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{proxy.server_address[1]}"
-            with connect(url, max_retries=3) as client:
-                assert client.embeddings.create(model="encoder", input=TEXTS).data
-        finally:
-            proxy.shutdown()
-            thread.join()
+    with answer_requests(forward, "proxy") as url, connect(url, max_retries=3) as client:
+        assert client.embeddings.create(model="encoder", input=TEXTS).data
     assert statuses == [429, 429, 200]

@@ -78,18 +78,15 @@ def test_a_new_run_pays_from_the_start_of_its_command(tmp_path: Path) -> None:
     assert read_paid(tmp_path, started_at=50.0, last_seen_at=None) == (Cost(), 50.0)
 
 
-def test_the_time_between_two_attempts_of_a_command_is_paid(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("started_at", "last_seen_at", "since"), [(90.0, None, 130.0), (5000.0, 131.0, 5000.0)]
+)
+def test_the_time_between_attempts_is_paid_and_between_commands_it_is_not(
+    tmp_path: Path, started_at: float, last_seen_at: float | None, since: float
+) -> None:
     write_start(tmp_path, 100)
     write_end(tmp_path, 100, 130)
-    expected = Cost(30, 60, 30.0), 130.0
-    assert read_paid(tmp_path, started_at=90.0, last_seen_at=None) == expected
-
-
-def test_the_time_between_two_commands_is_not_paid(tmp_path: Path) -> None:
-    write_start(tmp_path, 100)
-    write_end(tmp_path, 100, 130)
-    expected = Cost(30, 60, 30.0), 5000.0
-    assert read_paid(tmp_path, started_at=5000.0, last_seen_at=131.0) == expected
+    assert read_paid(tmp_path, started_at, last_seen_at) == (Cost(30, 60, 30.0), since)
 
 
 @pytest.mark.parametrize(("last_seen_at", "seconds"), [(117.0, 17), (None, 0), (90.0, 0)])

@@ -204,7 +204,7 @@ def test_train_and_predict_read_the_table(tmp_path: Path) -> None:
         "stop": {"steps": 10},
         "monitoring": {"notifications": {"webhook": {"url": "http://127.0.0.1:1/"}}},
     }
-    assert config.build(TrainSettings, tables).monitoring.notifications.has_sink
+    assert config.build(TrainSettings, tables).monitoring.notifications.webhook is not None
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from rich.console import Console
 
+from loopback import Answer, Request, answer_requests
 from regauge.commands._top.predict_reader import PredictReader
 from regauge.commands._top.screen import format_label, format_value, render
 from regauge.commands._top.server_reader import ServerReader
@@ -160,31 +158,14 @@ class Metrics:
             self.seconds.labels("/v1/embeddings").observe(seconds)
 
 
-@contextmanager
-def serve(answers: dict[str, Any]) -> Iterator[str]:
+def serve(answers: dict[str, Any]) -> AbstractContextManager[str]:
     """Serve a status and a body, or a function of it, for each path."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = answers.get(self.path, (404, b""))
-            content = body() if callable(body) else body
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def respond(request: Request) -> Answer:
+        status, body = answers.get(request.path, (404, b""))
+        return status, body() if callable(body) else body, {}
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return answer_requests(respond, "server")
 
 
 def test_a_server() -> None:

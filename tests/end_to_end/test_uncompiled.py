@@ -29,7 +29,8 @@ from end_to_end.predicting import (
     write_records,
 )
 from regauge.cli import main
-from regauge.inference.export.uncompiled import find_trained_task, open_model
+from regauge.inference.export.trained_task import find_task_with_dataset
+from regauge.inference.export.uncompiled import open_model
 from regauge.system.errors import DataError, SettingsError
 
 TEMPLATE = (
@@ -102,7 +103,7 @@ def test_other_weights_of_a_folder_are_another_job(
 
 def test_a_run_reads_the_fields_of_its_task(tmp_path: Path) -> None:
     run = train_model(tmp_path, "rank", datasets.write_groups)
-    trained = find_trained_task(run)
+    trained = find_task_with_dataset(run)
     assert trained is not None
     program = open_model(str(run)).program
     assert program.fields == trained.input_spec

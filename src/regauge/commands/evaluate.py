@@ -179,7 +179,7 @@ def _describe_folder(folder: Path, source: str | None) -> config.Tables:
 
     The output folder name includes the `source` files, so that each has its own evaluation.
     """
-    from regauge.evaluation.runs import find_trained_task
+    from regauge.inference.export.trained_task import find_trained_task
 
     trained = find_trained_task(folder)
     owner = folder.resolve()

@@ -178,9 +178,9 @@ def _export_artifact(settings: ExportSettings, model: Path, run: Path) -> dict[s
         from regauge.evaluation.offline import compute_heldout_metrics
         from regauge.inference.export import sources
         from regauge.inference.export.export import export_artifact
-        from regauge.inference.export.uncompiled import find_trained_task
+        from regauge.inference.export.trained_task import find_task_with_dataset
 
-        trained = find_trained_task(run)
+        trained = find_task_with_dataset(run)
         source = sources.ModelFolder(model, settings, trained)
     if trained is None or not (settings.parity.metrics and trained.task.artifacts_have_metrics):
         return export_artifact(settings, source, None)

@@ -15,12 +15,12 @@ from regauge.config.output_files import EVALUATION, SAMPLES
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
-from regauge.evaluation.runs import find_trained_task
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
 from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
 from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact, open_unchecked
 from regauge.inference.export.engine import load_engine
 from regauge.inference.export.engine_module import EngineModule
+from regauge.inference.export.trained_task import find_trained_task
 from regauge.models.settings import Model
 from regauge.models.tensors import precision_dtype
 from regauge.system import jsonl
@@ -185,7 +185,7 @@ def _read_trained_task(folder: Path) -> Task:
     if trained is None:
         problem = f"{folder} is not from a run, so its task is unknown"
         raise SettingsError(problem, 'set evaluate.task_settings = "given"')
-    return trained.config.task
+    return trained.task
 
 
 def _find_run(folder: Path) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +19,6 @@ from regauge.inference.export.probe_texts import ProbeTexts, select_probe_texts
 from regauge.inference.export.programs import build_folder_spec, build_module_spec, read_vocab_size
 from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.inference.export.trained_programs import build_custom_spec, build_ranker_spec
-from regauge.models.io_spec import InputSpec
 from regauge.models.weights import find_weight_files
 from regauge.system import choices
 from regauge.system.errors import DataError, SettingsError, first_line
@@ -36,27 +34,13 @@ if TYPE_CHECKING:
     from regauge.inference.export.export_settings import ExportSettings, TextSettings
     from regauge.inference.export.programs import ProgramSpec
     from regauge.inference.export.records import Records
+    from regauge.inference.export.trained_task import TrainedTask
     from regauge.models.io_spec import TensorSpec
-    from regauge.tasks import Task
 
 MAX_GENERATION_PROMPTS = 16
 """Maximum prompts for a generative model: each answer token is a forward pass."""
 SYNTHETIC_WORDS = 1000
 """Synthetic texts consist of a vocabulary's last ids; none of these is a special token."""
-
-
-@dataclass(frozen=True)
-class TrainedTask:
-    """A run's training task."""
-
-    task: Task
-    dataset: Path
-    """Training dataset."""
-
-    @property
-    def input_spec(self) -> InputSpec:
-        """Record fields for the model to read."""
-        return self.task.input_spec(read_manifest(self.dataset))
 
 
 def build_source_spec(folder: Path, text: TextSettings, trained: TrainedTask | None) -> ProgramSpec:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from regauge.inference.backends import Backend
     from regauge.inference.export.programs import ProgramSpec
-    from regauge.inference.export.sources import TrainedTask
 
 DEFAULT_TEXT = TextSettings()
 
@@ -129,27 +128,13 @@ def recommend_export(artifact: Artifact) -> None:
         logger.info(message, path, backend, command)
 
 
-def find_trained_task(run: Path) -> TrainedTask | None:
-    """Return a run's task, or the first of several; None if the dataset is missing."""
-    from regauge.inference.export.sources import TrainedTask
-    from regauge.training.settings import TrainSettings
-
-    tables = config.read_saved_run(run)
-    task_config = config.build(TrainSettings, tables).task_configs[0]
-    dataset = Path(task_config.data.path)
-    if not dataset.is_dir():
-        warning = "dataset %s is missing: the fields and token limits of the task are unknown"
-        logger.warning(warning, dataset)
-        return None
-    return TrainedTask(task_config.task, dataset)
-
-
 def _load_spec(path: str, folder: Path, text: TextSettings) -> ProgramSpec:
     """Return a folder's program; a run reads its task's fields."""
     from regauge.inference.export.sources import build_source_spec
+    from regauge.inference.export.trained_task import find_task_with_dataset
 
     run = Path(path)
-    trained = find_trained_task(run) if (run / SAVED_RUN).is_file() else None
+    trained = find_task_with_dataset(run) if (run / SAVED_RUN).is_file() else None
     return build_source_spec(folder, text, trained)
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge import accelerators, config
+from regauge.accelerators import _environment
 from regauge.inference.backends import (
     Backend,
     Calibration,
@@ -37,7 +38,7 @@ from regauge.inference.backends import (
     list_usable,
 )
 from regauge.inference.backends import neuron as neuron_backend
-from regauge.inference.backends._static import StaticShapeRunner
+from regauge.inference.backends._runners import StaticShapeRunner
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import TextProgram, cast_program, named_tensors
 from regauge.models.io_spec import LENGTH, ROWS, InputSpec, TensorSpec, program_inputs
@@ -913,20 +914,16 @@ def test_inf1_reports_the_needed_torch_and_a_missing_device(
     inf1_calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     del inf1_calls
-    availability = neuron_backend.NeuronBackend.available()
-    assert (availability.fitness, availability.reason) == (
-        0,
-        "torch_neuron is not installed as a package",
-    )
+    available = neuron_backend.NeuronBackend.available
+    absent = accelerators.Availability(0, "torch_neuron is not installed as a package")
+    assert available() == absent
     versions = {"torch": "2.13.0+cpu", "torch_neuron": "1.13.1.2.9"}
-    monkeypatch.setattr(neuron_backend, "version", versions.__getitem__)
-    availability = neuron_backend.NeuronBackend.available()
-    assert (availability.fitness, availability.reason) == (
-        0,
-        "torch_neuron needs torch 1.13; torch 2.13.0+cpu is installed",
-    )
+    for module in (neuron_backend, _environment):
+        monkeypatch.setattr(module, "version", versions.__getitem__)
+    problem = "torch_neuron 1.13.1.2.9 needs torch 1.13; torch 2.13.0+cpu is installed"
+    assert available() == accelerators.Availability(0, problem)
     versions["torch"] = "1.13.1"
     monkeypatch.setattr(neuron_backend, "DEVICE", tmp_path / "none")
-    assert "shows no device" in neuron_backend.NeuronBackend.available().reason
+    assert "shows no device" in available().reason
     monkeypatch.setattr(neuron_backend, "DEVICE", tmp_path)
-    assert neuron_backend.NeuronBackend.available().fitness > 0
+    assert available().fitness > 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.accelerators import Precision, _host_counters, _peak_floor, cpu
+from regauge.accelerators import Precision, _host_counters, _matmul_rates, cpu
 from regauge.system import processes, timing
 
 GIB = 1 << 30
@@ -52,7 +52,7 @@ def script_measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
         return durations
 
     monkeypatch.setattr(cpu, "instructions", lambda: AMX)
-    monkeypatch.setattr(_peak_floor, "read_clock_hz", lambda _: 2e9)
+    monkeypatch.setattr(_matmul_rates, "read_clock_hz", lambda _: 2e9)
     monkeypatch.setattr(processes, "available_cores", lambda: 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr(timing, "REPEAT_PAUSE_SECONDS", 0.0)
@@ -123,7 +123,7 @@ def test_the_size_of_the_matrices_is_limited_by_time(monkeypatch: pytest.MonkeyP
     """A large product takes minutes in a precision without hardware instructions."""
     monkeypatch.setattr(cpu, "MEASURE_SECONDS", 0.0)
     monkeypatch.setattr(cpu, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(_peak_floor, "min_plausible_rate", lambda *_: 0.0)
+    monkeypatch.setattr(_matmul_rates, "min_plausible_rate", lambda *_: 0.0)
     cpu._fastest_matmul.cache_clear()
     chip = cpu.Cpu().chip_peak("fp32")
     cpu._fastest_matmul.cache_clear()
@@ -188,7 +188,7 @@ def test_a_rate_that_stays_low_is_accepted(
 def test_the_floor_depends_on_instructions_cores_and_clock(
     precision: Precision, flags: set[str], floor: float
 ) -> None:
-    rate = _peak_floor.min_plausible_rate(precision, frozenset(flags), 2, 2e9)
+    rate = _matmul_rates.min_plausible_rate(precision, frozenset(flags), 2, 2e9)
     assert rate == pytest.approx(floor)
 
 
@@ -208,7 +208,7 @@ def test_the_clock_is_the_base_clock_or_the_current_one_or_one_gigahertz(
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    assert _peak_floor.read_clock_hz(path) == clock
+    assert _matmul_rates.read_clock_hz(path) == clock
 
 
 def test_abandoned_empty_libraries_are_removed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from regauge.accelerators import _nvml, _powercap
+from regauge.accelerators import _host_counters, _nvml
 
 
 def write_zone(
@@ -29,7 +29,7 @@ def test_the_counters_of_packages_are_added_without_their_subzones(tmp_path: Pat
     write_zone(tmp_path, "rapl:0:0", "core", 50_000)
     second = write_zone(tmp_path, "rapl:1", "package-1", 200_000)
     (tmp_path / "rapl").mkdir()
-    meter = _powercap.start_meter(tmp_path)
+    meter = _host_counters.start_energy_meter(tmp_path)
     assert meter is not None
     first.write_text("600000\n")
     second.write_text("450000\n")
@@ -38,20 +38,20 @@ def test_the_counters_of_packages_are_added_without_their_subzones(tmp_path: Pat
 
 def test_a_counter_restarts_after_its_largest_value(tmp_path: Path) -> None:
     file = write_zone(tmp_path, "rapl:0", "package-0", 999_000, max_microjoules=999_999)
-    meter = _powercap.start_meter(tmp_path)
+    meter = _host_counters.start_energy_meter(tmp_path)
     assert meter is not None
     file.write_text("1000\n")
     assert meter() == 0.002
 
 
 def test_without_counters_there_is_no_meter(tmp_path: Path) -> None:
-    assert _powercap.start_meter(tmp_path / "none") is None
+    assert _host_counters.start_energy_meter(tmp_path / "none") is None
 
 
 def test_one_unreadable_package_disables_the_meter(tmp_path: Path) -> None:
     write_zone(tmp_path, "rapl:0", "package-0", 5)
     write_zone(tmp_path, "rapl:1", "package-1", 5).write_text("denied")
-    assert _powercap.start_meter(tmp_path) is None
+    assert _host_counters.start_energy_meter(tmp_path) is None
 
 
 class UnknownError(Exception):

@@ -1,13 +1,22 @@
-"""Host CPU and memory counters from the Linux kernel."""
+"""Host CPU, memory and energy counters from the Linux kernel.
+
+Linux powercap has one energy counter per CPU package (Documentation/power/powercap in the kernel
+source). It counts microjoules for the whole machine and wraps around at a maximum. Since 2020, most
+kernels let only root read it.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from regauge.accelerators import _powercap
 from regauge.system.device_counters import DeviceCounters
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POWERCAP = Path("/sys/class/powercap")
 STAT, MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
 IDLE_FIELDS = (3, 4)
 """Positions of the idle and iowait times (proc(5))."""
@@ -20,7 +29,7 @@ class HostCounters:
 
     def __init__(self) -> None:
         self._times = _read_times()
-        self._joules = _powercap.start_meter()
+        self._joules = start_energy_meter()
         self._energy = (time.monotonic(), 0.0)
 
     def read(self) -> tuple[DeviceCounters, ...]:
@@ -72,3 +81,36 @@ def read_kibibytes(path: Path, name: str) -> int | None:
     """Return a value in KiB from a kernel file such as /proc/meminfo."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
+
+
+def start_energy_meter(root: Path = POWERCAP) -> Callable[[], float] | None:
+    """Return a function that returns the joules since this call; None without counters.
+
+    Handles one wrap-around per counter.
+    """
+    starts = [(file, _read_integer(file), maximum) for file, maximum in _find_energy_files(root)]
+    if not starts:
+        return None
+    return lambda: (
+        sum((_read_integer(file) - start) % (maximum + 1) for file, start, maximum in starts) / 1e6
+    )
+
+
+def _find_energy_files(root: Path) -> list[tuple[Path, int]]:
+    """Return each CPU package's counter and its maximum; empty if any cannot be read."""
+    counters = []
+    for zone in sorted(root.glob("*")):
+        file = zone / "energy_uj"
+        try:
+            if not (zone / "name").read_text(encoding="utf-8").startswith("package"):
+                continue
+            counters.append((file, _read_integer(zone / "max_energy_range_uj")))
+            _read_integer(file)
+        except (OSError, ValueError):
+            if file.exists():
+                return []
+    return counters
+
+
+def _read_integer(file: Path) -> int:
+    return int(file.read_text(encoding="utf-8"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.accelerators import Accelerator
-from regauge.accelerators._environment import set_variable
+from regauge.accelerators._environment import set_variable, torch_version_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -188,11 +188,4 @@ def torch_xla_obstacle() -> str | None:
     """Return why torch_xla cannot be used, or None, without importing it."""
     if importlib.util.find_spec("torch_xla") is None:
         return "torch_xla is not installed; it needs torch of the same version"
-    try:
-        torch, torch_xla = version("torch"), version("torch_xla")
-    except PackageNotFoundError as error:
-        return f"{error.name} is not installed as a package"
-    needed = ".".join(torch_xla.split(".")[:2])
-    if torch.split(".")[:2] != needed.split("."):
-        return f"torch_xla {torch_xla} needs torch {needed}; torch {torch} is installed"
-    return None
+    return torch_version_obstacle("torch_xla")

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regauge.accelerators import (
     Accelerator,
@@ -20,12 +20,10 @@ from regauge.accelerators import (
     ChipPeak,
     Precision,
     _bf16_emulation,
-    _compiler,
     _host_counters,
     _matmul_rates,
-    _peak_floor,
-    _powercap,
 )
+from regauge.accelerators._environment import compiler_obstacle
 from regauge.system import processes, timing
 from regauge.system.log import logger
 
@@ -147,7 +145,7 @@ class Cpu(Accelerator):
         return _compile_with_memory_budget
 
     def compile_obstacle(self) -> str | None:
-        return _compiler.obstacle()
+        return compiler_obstacle()
 
     def warm_up_compiler(self) -> None:
         """Check the C++ compiler's vector instructions in a thread; this takes more than a second.
@@ -190,7 +188,7 @@ class Cpu(Accelerator):
         return min(known) // num_processes if known else None
 
     def start_energy_meter(self) -> Callable[[], float] | None:
-        return _powercap.start_meter()
+        return _host_counters.start_energy_meter()
 
     def clear_measurements(self) -> None:
         _fastest_matmul.cache_clear()
@@ -206,16 +204,14 @@ class Cpu(Accelerator):
 @cache
 def instructions() -> frozenset[str]:
     """Return the instruction sets reported by the kernel."""
-    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(flags.partition(":")[2].split())
+    return frozenset(_read_cpuinfo("flags", "Features").split())
 
 
 @cache
 def _find_rates() -> Mapping[Precision, float]:
-    clock_hz = _peak_floor.read_clock_hz(CPUINFO)
+    clock_hz = _matmul_rates.read_clock_hz(CPUINFO)
     floors = {
-        precision: _peak_floor.min_plausible_rate(precision, instructions(), 1, clock_hz)
+        precision: _matmul_rates.min_plausible_rate(precision, instructions(), 1, clock_hz)
         for precision in _matmul_rates.DTYPES
     }
     return _matmul_rates.find_rates(_model_name(), instructions(), floors)
@@ -239,9 +235,14 @@ def _free_cgroup_bytes() -> int | None:
 
 
 def _model_name() -> str:
+    return _read_cpuinfo("model name") or "CPU"
+
+
+def _read_cpuinfo(*names: str) -> str:
+    """Return the first value with one of these names; empty if there is none."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "CPU")
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(names))
+    return next(values, "")
 
 
 def _compile_with_memory_budget(*graph: Any) -> Any:
@@ -271,23 +272,17 @@ def remove_abandoned(cache: Path) -> None:
                 path.unlink()
 
 
-class MatmulMeasurement(NamedTuple):
-    """Fastest measured square matrix product."""
-
-    size: int
-    flops_per_second: float
-    num_measurements: int
-    """Above 1 if the first measurement was implausible."""
-
-
 @cache
-def _fastest_matmul(precision: Precision) -> MatmulMeasurement:
-    """Return the fastest product; the first measurement lasts at least MEASURE_SECONDS."""
+def _fastest_matmul(precision: Precision) -> tuple[int, float, int]:
+    """Return the fastest square product's size and FLOP/s, and the number of measurements.
+
+    The first measurement lasts at least MEASURE_SECONDS; others follow if it was implausible.
+    """
     import torch
 
     cores = min(torch.get_num_threads(), processes.available_cores())
-    clock_hz = _peak_floor.read_clock_hz(CPUINFO)
-    floor = _peak_floor.min_plausible_rate(precision, instructions(), cores, clock_hz)
+    clock_hz = _matmul_rates.read_clock_hz(CPUINFO)
+    floor = _matmul_rates.min_plausible_rate(precision, instructions(), cores, clock_hz)
     dtype = _matmul_rates.DTYPES.get(precision, "float32")
     sizes: dict[float, int] = {}
 
@@ -305,7 +300,7 @@ def _fastest_matmul(precision: Precision) -> MatmulMeasurement:
         message = "matrix products in %s were slow, %.3g GFLOP/s instead of at least %.3g, and were"
         message += " measured again; other programs may use the machine"
         logger.info(message, precision, next(iter(sizes)) / 1e9, floor / 1e9)
-    return MatmulMeasurement(sizes[rate], rate, num_measurements)
+    return sizes[rate], rate, num_measurements
 
 
 def _measure_matmul(dtype: str, min_seconds: float, min_size: int) -> tuple[int, float]:

@@ -13,12 +13,11 @@ from regauge.accelerators import (
     Availability,
     ChipPeak,
     Precision,
-    _compiler,
     _nvml,
     _xid,
     is_cpu_only_torch,
 )
-from regauge.accelerators._environment import set_variable
+from regauge.accelerators._environment import compiler_obstacle, set_variable
 from regauge.system.log import logger
 from regauge.system.units import TERA
 
@@ -186,7 +185,7 @@ class Cuda(Accelerator):
         return frozenset({f"sm_{major}{minor}"})
 
     def compile_obstacle(self) -> str | None:
-        return _compiler.obstacle()
+        return compiler_obstacle()
 
     def synchronize(self) -> None:
         import torch

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from regauge.accelerators import Availability, _compiler, list_device_plugins, offers_only_cpu
+from regauge.accelerators import Availability, list_device_plugins, offers_only_cpu
+from regauge.accelerators._environment import compiler_obstacle
 from regauge.accelerators._native import NativeDevice, device_type
 
 NO_PLUGIN = "torch.accelerator offers no device, and no package adds one to torch"
@@ -36,4 +37,4 @@ class Generic(NativeDevice):
         common.init_backend_registration()
         if common.get_scheduling_for_device(device_type()) is None:
             return f"no package registers a backend of Inductor for '{device_type()}'"
-        return _compiler.obstacle()
+        return compiler_obstacle()

@@ -125,7 +125,7 @@ class Runner(Protocol):
 
     def num_graphs(self) -> int:
         """Return how many graphs this process has built for the calls so far."""
-        ...
+        return 0
 
 
 def to_array(output: np.ndarray | Tensor) -> np.ndarray:

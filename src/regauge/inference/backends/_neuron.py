@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.inference.backends import CompileJob, Payload, Shape
-    from regauge.inference.backends._static import Compute
+    from regauge.inference.backends._runners import Compute
 
 TENSOR_PARALLEL_FILE = "program.pt"
 

@@ -48,7 +48,7 @@ class EagerBackend(Backend):
 
             config = ParallelConfig(self.devices, self.parallelism, self.timeout_seconds)
             return ModelParallelRunner(payload, context, config)
-        from regauge.inference.backends._modules import ModuleRunner
+        from regauge.inference.backends._runners import ModuleRunner
 
         return ModuleRunner(payload, context)
 

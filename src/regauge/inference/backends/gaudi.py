@@ -47,7 +47,7 @@ class GaudiBackend(Backend):
         import torch
         from habana_frameworks.torch import hpu
 
-        from regauge.inference.backends._static import StaticShapeRunner
+        from regauge.inference.backends._runners import StaticShapeRunner
         from regauge.models.tensors import move_module
 
         context.accelerator.set_precision(payload.precision)
@@ -74,16 +74,10 @@ def _compile_graphs(payload: Payload, context: ExecutionContext) -> Runner:
     """Compile the program for each shape with torch.compile and the vendor's backend."""
     from torch._dynamo import config
 
-    from regauge.inference.backends._modules import ModuleRunner
-    from regauge.inference.backends._static import StaticShapeRunner
+    from regauge.inference.backends._runners import ModuleRunner
 
     # Beyond this limit (default: 8 for one function), torch would run all other shapes eagerly.
     config.recompile_limit += len(payload.shapes)
     backend = context.accelerator.compile_backend()
     module = ModuleRunner(payload, context).compile(backend=backend, dynamic=False)
-
-    def compute(_: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
-        return module(*inputs).cpu()
-
-    runner = StaticShapeRunner(payload.inputs, payload.shapes, compute, module.num_graphs)
-    return runner.warm_up()
+    return module.in_static_shapes(payload)

@@ -98,7 +98,7 @@ class InductorBackend(Backend):
         return _LibraryRunner(library, on_device, context.device)
 
 
-class _LibraryRunner:
+class _LibraryRunner(Runner):
     def __init__(self, library: Any, weights: Mapping[str, Tensor], device: torch.device) -> None:
         self._library = library
         self._weights = weights  # the library only has pointers to them
@@ -110,9 +110,6 @@ class _LibraryRunner:
         on_host = map(torch.as_tensor, inputs)
         output: Tensor = self._library(*(value.to(self._device) for value in on_host))
         return output
-
-    def num_graphs(self) -> int:
-        return 0
 
 
 def _check_load(package: Path) -> None:

@@ -7,13 +7,14 @@ archived and needs torch 1.13, so it is not available with any torch supported b
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from regauge.accelerators import Availability
+from regauge.accelerators._environment import torch_version_obstacle
 from regauge.inference.backends import Backend, CompileJob, ExecutionContext, Payload, Runner
 from regauge.system import choices
 from regauge.system.errors import SettingsError
@@ -72,16 +73,11 @@ class NeuronBackend(Backend):
         if not _is_inf1_sdk():
             availability: Availability = choices.load("accelerators", "neuron").available()
             return availability
-        try:
-            torch, torch_neuron = version("torch"), version("torch_neuron")
-        except PackageNotFoundError as error:
-            return Availability(0, f"{error.name} is not installed as a package")
-        needed = ".".join(torch_neuron.split(".")[:2])
-        if torch.split(".")[:2] != needed.split("."):
-            return Availability(0, f"torch_neuron needs torch {needed}; torch {torch} is installed")
+        if obstacle := torch_version_obstacle("torch_neuron"):
+            return Availability(0, obstacle)
         if not DEVICE.exists():
             return Availability(0, f"the Neuron driver shows no device ({DEVICE})")
-        return Availability(2, f"torch_neuron {torch_neuron} and {DEVICE}")
+        return Availability(2, f"torch_neuron {version('torch_neuron')} and {DEVICE}")
 
     def obstacle(self, accelerator: Accelerator) -> str | None:
         is_inf1 = _is_inf1_sdk()
@@ -129,7 +125,7 @@ class NeuronBackend(Backend):
     def load(self, payload: Payload, context: ExecutionContext) -> Runner:
         """Load a payload and compute every graph once."""
         from regauge.inference.backends import _neuron
-        from regauge.inference.backends._static import StaticShapeRunner
+        from regauge.inference.backends._runners import StaticShapeRunner
 
         options = self._build_options(context.accelerator)
         if _is_inf1_sdk():

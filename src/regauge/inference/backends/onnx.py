@@ -133,7 +133,7 @@ class OnnxBackend(Backend):
         return _SessionRunner(session, weights)
 
 
-class _SessionRunner:
+class _SessionRunner(Runner):
     def __init__(self, session: Any, weights: Mapping[str, Any]) -> None:
         self._session = session
         self._weights = weights  # the session only has pointers to them
@@ -144,9 +144,6 @@ class _SessionRunner:
         output: np.ndarray
         [output] = self._session.run(None, dict(zip(self._names, arrays, strict=True)))
         return output
-
-    def num_graphs(self) -> int:
-        return 0
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class TorchCompileBackend(Backend):
         return accelerator.compile_obstacle()
 
     def load(self, payload: Payload, context: ExecutionContext) -> Runner:
-        from regauge.inference.backends._modules import ModuleRunner
+        from regauge.inference.backends._runners import ModuleRunner
 
         accelerator = context.accelerator
         runner = ModuleRunner(payload, context)

@@ -10,13 +10,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge.inference.backends import Backend, ExecutionContext, Payload, Runner, Shape
+from regauge.inference.backends import Backend, ExecutionContext, Payload, Runner
 from regauge.system import choices
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from regauge.accelerators import Accelerator, Availability
 
 DEVICES = ("xla", "neuron")
@@ -48,18 +46,11 @@ class XlaBackend(Backend):
 
         Raises SettingsError if `cache` is set and the process has already compiled a graph.
         """
-        from regauge.inference.backends._modules import ModuleRunner
-        from regauge.inference.backends._static import StaticShapeRunner
+        from regauge.inference.backends._runners import ModuleRunner
 
         if self.cache is not None:
             _set_graph_cache(context.accelerator, Path(self.cache))
-        module = ModuleRunner(payload, context)
-
-        def compute(_: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
-            return module(*inputs).cpu()
-
-        runner = StaticShapeRunner(payload.inputs, payload.shapes, compute, module.num_graphs)
-        return runner.warm_up()
+        return ModuleRunner(payload, context).in_static_shapes(payload)
 
 
 def _set_graph_cache(accelerator: Accelerator, folder: Path) -> None:

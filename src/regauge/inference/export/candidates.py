@@ -17,6 +17,7 @@ from regauge.inference.backends import (
     CompileJob,
     ExecutionContext,
     Payload,
+    Runner,
     Shape,
     check_usable,
     list_usable,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.accelerators import Accelerator, Precision
-    from regauge.inference.backends import Backend, Quantization, Runner
+    from regauge.inference.backends import Backend, Quantization
     from regauge.inference.export.export_settings import Candidates, ExportSettings
     from regauge.inference.export.manifest import Bucket
     from regauge.inference.export.programs import ProgramSpec
@@ -414,7 +415,7 @@ def _time_engine(
     }
 
 
-class _UncompiledRunner:
+class _UncompiledRunner(Runner):
     """Runs a program without compiling it."""
 
     def __init__(self, program: nn.Module) -> None:
@@ -424,6 +425,3 @@ class _UncompiledRunner:
     def __call__(self, *inputs: np.ndarray) -> Tensor:
         output: Tensor = self._program(*map(torch.as_tensor, inputs))
         return output
-
-    def num_graphs(self) -> int:
-        return 0

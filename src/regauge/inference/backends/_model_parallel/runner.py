@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regauge.inference.backends import Runner
 from regauge.inference.backends._model_parallel.group import LostRankError, RankGroup, create_store
 from regauge.inference.backends._model_parallel.shard import (
     all_named_tensors,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from regauge.inference.backends._model_parallel.worker import ParallelConfig
 
 
-class ModelParallelRunner:
+class ModelParallelRunner(Runner):
     """Runs a program in this process and others.
 
     If a rank is lost, all other processes are ended, and the next call starts new ones.
@@ -62,10 +63,6 @@ class ModelParallelRunner:
         with self._lock, torch.no_grad():
             output: Tensor = self._run(self.ranks or self._start(), tensors)
             return output
-
-    def num_graphs(self) -> int:
-        """Return 0, because nothing is compiled."""
-        return 0
 
     def close(self) -> None:
         """End the other processes; this also happens if the runner is garbage-collected."""

@@ -1,13 +1,14 @@
-"""Pads batches to shapes with a graph, for backends with one graph per shape."""
+"""Runners that several backends use: the module itself, and one graph for each declared shape."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regauge.models.inference_modules import example_inputs
 from regauge.models.io_spec import LENGTH, ROWS
+from regauge.models.tensors import move_module
 from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
@@ -16,11 +17,51 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from regauge.inference.backends import Shape
+    from regauge.inference.backends import ExecutionContext, Payload, Shape
     from regauge.models.io_spec import TensorSpec
 
     Compute = Callable[[Shape, tuple[Tensor, ...]], Tensor]
     """Computes a batch of a declared shape; inputs and output are on the CPU."""
+
+
+class ModuleRunner:
+    """Calls a program as a module on a device, optionally compiled at the first call."""
+
+    def __init__(self, payload: Payload, context: ExecutionContext) -> None:
+        context.accelerator.set_precision(payload.precision)
+        self.program = payload.build_program().eval()
+        """The module on the device."""
+        move_module(self.program, context.device)
+        self._context = context
+        self._graphs_before = context.accelerator.num_compiled_graphs()
+        self._callable: Any = self.program
+
+    def compile(self, **options: Any) -> ModuleRunner:
+        """Compile the program with torch.compile at the first call; return this runner."""
+        self._callable = torch.compile(self.program, **options)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, *inputs: np.ndarray | Tensor) -> Tensor:
+        """Return the program's output, on the device."""
+        on_host = map(torch.as_tensor, inputs)
+        on_device = [value.to(self._context.device, non_blocking=True) for value in on_host]
+        output: Tensor = self._callable(*on_device)
+        self._context.accelerator.end_microbatch()
+        return output
+
+    def in_static_shapes(self, payload: Payload) -> StaticShapeRunner:
+        """Return a runner for the payload's shapes, each of which was computed once."""
+
+        def compute(_: Shape, inputs: tuple[Tensor, ...]) -> Tensor:
+            return self(*inputs).cpu()
+
+        runner = StaticShapeRunner(payload.inputs, payload.shapes, compute, self.num_graphs)
+        return runner.warm_up()
+
+    def num_graphs(self) -> int:
+        """Return how many graphs were compiled since the program was loaded."""
+        return self._context.accelerator.num_compiled_graphs() - self._graphs_before
 
 
 class StaticShapeRunner:

@@ -200,13 +200,13 @@ def test_a_cross_encoder_folder_limits_the_length_of_pairs(tmp_path: Path) -> No
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
     settings = TextSettings(pair_fields=("query", "document"))
     spec = build_folder_spec(folder, settings)
-    tokenization = spec.required_tokenization
-    assert spec.output_kind == "values"
+    tokenization = spec.entry.required_tokenization
+    assert spec.entry.output_kind == "values"
     assert (tokenization.max_length, tokenization.convention) == (12, "transformers")
     command = ["import", str(folder), "--to", str(tmp_path / "imported")]
     assert main(command) == 0
     assert "error" in import_.main(folder, to=tmp_path / "imported", dry_run=True)
-    assert build_folder_spec(tmp_path / "imported", settings).output_kind == "values"
+    assert build_folder_spec(tmp_path / "imported", settings).entry.output_kind == "values"
 
 
 def test_a_tokenizer_limits_the_length_of_texts(tmp_path: Path) -> None:

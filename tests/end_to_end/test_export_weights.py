@@ -132,7 +132,7 @@ def test_pooling_is_kept_by_warm_start_and_export(
         assert configuration["word_embedding_dimension"] == sizes["dim"]
         for fields, max_length in ((None, datasets.LENGTH), (InputSpec(max_lengths=(16,)), 16)):
             spec = build_folder_spec(folder, TextSettings(), fields)
-            tokenization = spec.required_tokenization
+            tokenization = spec.entry.required_tokenization
             assert (tokenization.convention, tokenization.max_length) == ("regauge", max_length)
             program: Any = spec.program
             with torch.no_grad():

@@ -76,11 +76,14 @@ def test_the_tokenizer_convention_of_a_folder_is_read(run: Path, tmp_path: Path)
     folder = tmp_path / "folder"
     shutil.copytree(run / "model", folder)
     settings = TextSettings(max_new_tokens=MAX_NEW_TOKENS)
-    assert build_folder_spec(folder, settings).required_tokenization.convention == "regauge"
+    tokenization = build_folder_spec(folder, settings).entry.required_tokenization
+    assert tokenization.convention == "regauge"
     table = json.loads((folder / "config.json").read_text())
     assert table.pop("tokenizer_convention") == "regauge"
     (folder / "config.json").write_text(json.dumps(table))
-    assert build_folder_spec(folder, settings).required_tokenization.convention == "transformers"
+    assert (
+        build_folder_spec(folder, settings).entry.required_tokenization.convention == "transformers"
+    )
 
 
 def test_generation_stops_at_every_end_token_of_a_folder(run: Path, tmp_path: Path) -> None:

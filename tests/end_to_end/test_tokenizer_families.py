@@ -125,7 +125,7 @@ def compute_outputs(run: Path, *columns: list[str]) -> list[torch.Tensor]:
     fields = task.input_spec(read_manifest(Path(data.path)))
     options = TextSettings(max_new_tokens=MAX_NEW_TOKENS)
     spec = build_folder_spec(run / "model", options, fields)
-    preprocessor = Preprocessor(run / "model", spec.required_tokenization, spec.input_spec)
+    preprocessor = Preprocessor(run / "model", spec.entry.required_tokenization, spec.entry.fields)
     records = preprocessor.encode_records(columns).records
     program: Any = spec.program
     with torch.no_grad():

@@ -20,7 +20,6 @@ from regauge.inference.export.batch_timing import MAX_GRID_LENGTHS, MIN_RUNS, me
 from regauge.inference.export.bucket_times import (
     BucketTime,
     BucketTimes,
-    build_bucket_times,
     read_bucket_times,
     write_bucket_times,
 )
@@ -42,7 +41,7 @@ def build(points: dict[tuple[int, int], float]) -> BucketTimes:
         BucketTime(length=length, rows=rows, milliseconds=value)
         for (length, rows), value in points.items()
     ]
-    return build_bucket_times(times, threads=2, chip="chip")
+    return BucketTimes(times=times, threads=2, chip="chip")
 
 
 POINTS = st.dictionaries(
@@ -71,7 +70,7 @@ def test_stored_times_come_out_and_are_at_least_the_measured_ones(
     for item in times.times:
         assert times.milliseconds(item.length, item.rows) == item.milliseconds
         assert item.milliseconds >= points[item.length, item.rows]
-    assert build_bucket_times(times.times, threads=2, chip="chip") == times
+    assert BucketTimes(times=times.times, threads=2, chip="chip") == times
 
 
 @given(

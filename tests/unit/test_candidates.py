@@ -62,7 +62,7 @@ def describe(candidates: list[Candidate]) -> list[tuple[str, str, bool]]:
 def list_on_cpu(spec: ProgramSpec, **options: Any) -> list[tuple[str, str, bool]]:
     """Return the unquantized candidates."""
     settings = config.build(Candidates, {"quantization": ["none"]} | options, (), "the test")
-    return describe(list_candidates(settings, Bf16Cpu(), spec).candidates)
+    return describe(list_candidates(settings, Bf16Cpu(), spec)[0])
 
 
 def test_on_cpus_a_graph_replaces_machine_code(spec: ProgramSpec) -> None:
@@ -73,7 +73,7 @@ def test_on_cpus_a_graph_replaces_machine_code(spec: ProgramSpec) -> None:
         ("eager", "bf16", False),
         ("eager", "fp32", False),
     ]
-    left_out = list_candidates(Candidates(), Bf16Cpu(), spec).left_out
+    left_out = list_candidates(Candidates(), Bf16Cpu(), spec)[1]
     assert left_out == {
         "inductor": "compiles machine code; name it in candidates.backends",
     }
@@ -82,7 +82,7 @@ def test_on_cpus_a_graph_replaces_machine_code(spec: ProgramSpec) -> None:
 def test_by_default_every_quantization_and_every_fast_precision_is_tried(
     spec: ProgramSpec,
 ) -> None:
-    candidates = list_candidates(Candidates(), Bf16Cpu(), spec).candidates
+    candidates = list_candidates(Candidates(), Bf16Cpu(), spec)[0]
     formats = {(item.backend.kind, item.precision, item.quantization) for item in candidates}
     assert formats == {
         *(("openvino", p, q) for p in ("bf16", "fp32") for q in ("none", "int8")),
@@ -99,7 +99,7 @@ def test_a_precision_that_is_not_faster_is_tried_only_if_it_is_named(spec: Progr
     options = {"backends": ["openvino"], "quantization": ["none"]}
     for named, expected in (([], ["fp32"]), (["bf16"], ["bf16"])):
         settings = config.build(Candidates, options | {"precisions": named}, (), "the test")
-        candidates = list_candidates(settings, Fp32Cpu(), spec).candidates
+        candidates = list_candidates(settings, Fp32Cpu(), spec)[0]
         assert [item.precision for item in candidates] == expected
 
 
@@ -108,12 +108,12 @@ def test_machine_code_is_compiled_for_each_number_of_threads(spec: ProgramSpec) 
     settings = config.build(
         Candidates, {"backends": ["inductor"], "threads": [1, 2], "precisions": ["fp32"]}, (), "it"
     )
-    candidates = list_candidates(settings, Bf16Cpu(), spec).candidates
+    candidates = list_candidates(settings, Bf16Cpu(), spec)[0]
     assert len({item.payload_key for item in candidates}) == 2
 
 
 def test_candidates_of_a_graph_share_it_for_all_precisions(spec: ProgramSpec) -> None:
-    candidates = list_candidates(Candidates(), Bf16Cpu(), spec).candidates
+    candidates = list_candidates(Candidates(), Bf16Cpu(), spec)[0]
     keys = {item.payload_key for item in candidates if item.backend.kind == "openvino"}
     assert len(keys) == 2  # with and without int8
     assert len({item.payload_key for item in candidates if item.backend.kind == "eager"}) == 2
@@ -161,5 +161,5 @@ def test_the_fast_candidate_has_the_first_of_several_named_precisions(spec: Prog
 
 def test_threads_follow_the_environment(spec: ProgramSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_threads", lambda: 1)
-    candidates = list_candidates(Candidates(), Bf16Cpu(), spec).candidates
+    candidates = list_candidates(Candidates(), Bf16Cpu(), spec)[0]
     assert {candidate.threads for candidate in candidates} == {1}

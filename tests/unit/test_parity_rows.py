@@ -31,7 +31,7 @@ from regauge.inference.export.parity_rows import (
     read_parity_rows,
     select_rows,
 )
-from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.preprocess import build_preprocessor
 from regauge.inference.export.probe_texts import ProbeTexts
 from regauge.inference.export.records import TensorRecords, TextRecords
 from regauge.system import choices
@@ -80,10 +80,7 @@ def check_artifact(folder: Path) -> ParityRows:
     rows = read_parity_rows(artifact)
     assert rows is not None
     engine = load_engine(artifact, batch_invariant=False, threads=1)
-    program = artifact.program
-    preprocessor = None
-    if program.tokenization is not None:
-        preprocessor = Preprocessor(artifact.tokenizer_folder, program.tokenization, program.fields)
+    preprocessor = build_preprocessor(artifact)
     check_parity_rows(rows, lambda records: compute_rows(engine, records), preprocessor)
     return rows
 

@@ -13,7 +13,7 @@ import pytest
 from architecture.tree import ROOT
 from regauge import config
 from regauge.data.dataset import assume_manifest
-from regauge.inference.export.bucket_times import BucketTime, build_bucket_times
+from regauge.inference.export.bucket_times import BucketTime, BucketTimes
 from regauge.machines.machine_rates import find_machine
 from regauge.machines.settings import Price
 from regauge.models.default_sizes import DEFAULT_SIZES
@@ -215,8 +215,8 @@ def test_intervals_of_a_product_add_in_quadrature() -> None:
 
 def build_request(chip: str = "NVIDIA L4", histogram: tuple[int, ...] = ()) -> InferenceRequest:
     """Return an artifact whose batches take 1 ms, and 0.01 ms more for each token."""
-    times = build_bucket_times(
-        [
+    times = BucketTimes(
+        times=[
             BucketTime(length=length, rows=rows, milliseconds=1 + length * rows / 100)
             for length in (64, 256)
             for rows in (1, 8, 32)
@@ -276,8 +276,8 @@ def test_another_chip_has_a_wider_interval_and_follows_its_data_sheet() -> None:
 def test_a_text_is_not_planned_with_an_estimated_batch() -> None:
     """Batches of 64 were measured with short texts only; their estimate for long ones is low."""
     measured = {(8, 64): 2.0, (32, 1): 1.0, (32, 8): 7.2}
-    times = build_bucket_times(
-        [
+    times = BucketTimes(
+        times=[
             BucketTime(length=length, rows=rows, milliseconds=milliseconds)
             for (length, rows), milliseconds in measured.items()
         ],
@@ -296,8 +296,10 @@ def test_a_text_is_not_planned_with_an_estimated_batch() -> None:
 def test_published_times_of_inf2_are_within_the_interval_from_inf1(
     rows: int, length: int, inf1: float, inf2: float
 ) -> None:
-    times = build_bucket_times(
-        [BucketTime(length=length, rows=rows, milliseconds=inf1)], threads=1, chip="Inferentia1"
+    times = BucketTimes(
+        times=[BucketTime(length=length, rows=rows, milliseconds=inf1)],
+        threads=1,
+        chip="Inferentia1",
     )
     request = InferenceRequest(times, ((length, rows),), "Inferentia1", 1, (*[0] * length, 1))
     (option,) = inference_plan.plan_prediction(request, 1000, ["inf2.xlarge"])

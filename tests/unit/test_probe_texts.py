@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,11 @@ from regauge.inference.export.probe_texts import (
     WORD_COUNTS,
     select_probe_texts,
 )
-from regauge.inference.export.programs import ProgramSpec
+from regauge.inference.export.programs import ProgramSpec, build_text_spec
 from regauge.inference.export.records import TextRecords
 from regauge.inference.export.sources import ModelFolder
-from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec
+from regauge.models.sentence_transformers import Tokenization
 from unit.test_sentence_transformers import write_model
 
 COUNT = 64
@@ -67,7 +66,8 @@ def test_only_encoders_are_checked_on_random_words(
     target = {"model": str(folder), "to": str(tmp_path / "to")}
     settings = build(ExportSettings, {"parity": {"num_texts": 16}, "export": target})
     source = ModelFolder(folder, settings, None)
-    source.spec = replace(source.spec, output_kind=output_kind)
+    entry = source.spec.entry.model_copy(update={"output_kind": output_kind})
+    source.spec = ProgramSpec(source.spec.program, entry)
     records, probe = source.build_parity_records(settings)
     assert len(records) == 16
     assert ("random words of the vocabulary" in probe.origin) is has_random_words
@@ -81,7 +81,8 @@ def test_at_most_half_of_the_texts_are_for_calibration(count: int, num_texts: in
         ExportSettings, {"export": {"model": "a", "to": "b"}, "parity": {"max_loss": 0.01}}
     )
     program = nn.Identity()
-    spec = ProgramSpec(program, "vectors", 1, (), sentence_transformers.Tokenization(max_length=16))
+    tokenization = Tokenization(max_length=16)
+    spec = build_text_spec(program, "vectors", 1, tokenization, InputSpec())
     records = TextRecords.from_lists([np.arange(1, 5, dtype=np.int32)] * count)
     context = candidates.ExportContext(settings, spec, Cpu(), records, np.zeros((count, 1)))
     calibration = context.calibration

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from regauge.inference.export.artifact import is_artifact, open_unchecked
-from regauge.inference.export.bucket_times import parse_document
+from regauge.inference.export.bucket_times import BucketTimes
 from regauge.inference.export.buckets import select_buckets
 from regauge.inference.export.preprocess import NO_VALUES, Preprocessor
 from regauge.serving.batch_planner import BatchPlanner
@@ -151,7 +151,7 @@ class ModelVersion(LoadedVersion):
         if tokenization is not None:
             self._preprocessor = await loading
         self.content_sha256 = ready["content_sha256"]
-        times = parse_document(ready["times"])
+        times = BucketTimes.model_validate(ready["times"])
         buckets = select_buckets(self.artifact, batch_invariant=self.is_batch_invariant)
         self._lengths = np.array([bucket.length for bucket in buckets.shapes])
         mixes_lengths = not self.is_batch_invariant

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from regauge.inference.backends import to_array
-from regauge.inference.export.bucket_times import BucketTime, BucketTimes, build_bucket_times
+from regauge.inference.export.bucket_times import BucketTime, BucketTimes
 from regauge.inference.export.buckets import spread_buckets
 from regauge.inference.export.engine import is_out_of_memory
 from regauge.models.io_spec import build_example_arrays
 from regauge.system import stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from regauge.inference.backends import Runner
     from regauge.inference.export.manifest import Bucket
@@ -56,10 +55,14 @@ def measure_bucket_times(
             deadline = time.perf_counter() + seconds
         if time.perf_counter() >= deadline:
             break
-        with _skip_without_memory():
+        try:
             milliseconds = _measure(runner, inputs, length, rows)
-            times.append(BucketTime(length=length, rows=rows, milliseconds=milliseconds))
-    return build_bucket_times(times, threads=threads, chip=chip)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            continue
+        times.append(BucketTime(length=length, rows=rows, milliseconds=milliseconds))
+    return BucketTimes(times=times, threads=threads, chip=chip)
 
 
 def _list_shapes(
@@ -88,16 +91,6 @@ def _measure(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: in
     if min(durations) >= SLOW_SECONDS:
         return 1e3 * min(durations)
     return 1e3 * statistics.median([*durations, _run(runner, inputs, length, rows)])
-
-
-@contextmanager
-def _skip_without_memory() -> Iterator[None]:
-    """End a block early if memory runs out in it."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
 
 
 def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:

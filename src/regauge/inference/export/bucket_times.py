@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from regauge.config import FORMAT
 from regauge.inference.export.manifest import BUCKET_TIMES
@@ -20,7 +21,7 @@ from regauge.system.files import write_json
 from regauge.system.json_files import DocumentShape, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from regauge.inference.export.artifact import Artifact
@@ -39,22 +40,26 @@ class BucketTime(DocumentShape, frozen=True):
     """Median over the runs."""
 
 
-class BucketTimesShape(DocumentShape):
-    times: list[BucketTime] = Field(min_length=1)
-    threads: int
-    chip: str
+class BucketTimes(DocumentShape, frozen=True):
+    """Measured batch times, and estimates for other shapes.
 
+    Noise may make a larger batch faster than a smaller one, but a scheduler needs times that do not
+    fall. So each time is raised to the times of smaller batches. Each shape may occur once.
+    """
 
-@dataclass(frozen=True)
-class BucketTimes:
-    """Measured batch times, and estimates for other shapes."""
-
-    times: tuple[BucketTime, ...]
-    """Times from `build_bucket_times`, never falling with length or rows."""
     threads: int
     """CPU threads during the measurement."""
     chip: str
     """Name of the measured chip."""
+    times: list[BucketTime] = Field(min_length=1)
+    """Times that never fall with length or rows."""
+
+    @field_validator("times")
+    @classmethod
+    def _raise_times(cls, times: list[BucketTime]) -> list[BucketTime]:
+        return [
+            _raise_time(item, times) for item in sorted(times, key=attrgetter("length", "rows"))
+        ]
 
     def milliseconds(self, length: int, rows: int) -> float:
         """Return the time for a batch of `rows` rows with `length` tokens.
@@ -144,45 +149,18 @@ def _estimate(times: Sequence[BucketTime], length: int, rows: int) -> float:
     return closest.milliseconds * (length * rows) / (closest.length * closest.rows)
 
 
-def build_bucket_times(times: Iterable[BucketTime], *, threads: int, chip: str) -> BucketTimes:
-    """Return measured times, each raised to the times of smaller batches.
-
-    Noise may make a larger batch faster than a smaller one. A scheduler needs times that do not
-    fall. Each shape may occur once.
-    """
-    measured = list(times)
-    raised = [
-        item.model_copy(
-            update={
-                "milliseconds": max(
-                    other.milliseconds
-                    for other in measured
-                    if other.length <= item.length and other.rows <= item.rows
-                )
-            }
-        )
-        for item in sorted(measured, key=lambda item: (item.length, item.rows))
-    ]
-    return BucketTimes(tuple(raised), threads, chip)
-
-
-def build_document(times: BucketTimes) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "threads": times.threads,
-        "chip": times.chip,
-        "times": [item.model_dump() for item in times.times],
-    }
-
-
-def parse_document(document: dict[str, Any]) -> BucketTimes:
-    """Parse a document from `build_document`."""
-    shape = BucketTimesShape.model_validate(document)
-    return build_bucket_times(shape.times, threads=shape.threads, chip=shape.chip)
+def _raise_time(time: BucketTime, times: Sequence[BucketTime]) -> BucketTime:
+    """Return a time that is at least the times of smaller batches."""
+    smaller = (
+        other.milliseconds
+        for other in times
+        if other.length <= time.length and other.rows <= time.rows
+    )
+    return time.model_copy(update={"milliseconds": max(smaller)})
 
 
 def write_bucket_times(folder: Path, times: BucketTimes) -> None:
-    write_json(folder / BUCKET_TIMES, build_document(times))
+    write_json(folder / BUCKET_TIMES, {"format": FORMAT, **times.model_dump()})
 
 
 def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
@@ -192,4 +170,5 @@ def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
     """
     if BUCKET_TIMES not in artifact.manifest.files:
         return None
-    return parse_document(read_json(artifact.folder / BUCKET_TIMES, REMEDY, BucketTimesShape))
+    document = read_json(artifact.folder / BUCKET_TIMES, REMEDY, BucketTimes)
+    return BucketTimes.model_validate(document)

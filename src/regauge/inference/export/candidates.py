@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from regauge.inference.export.quality import metrics_loss, quality_loss
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
 from regauge.system import stop_signals
-from regauge.system.errors import SettingsError, first_line
+from regauge.system.errors import SettingsError
 from regauge.system.files import stage_output
 from regauge.system.processes import available_threads
 
@@ -98,12 +98,6 @@ class Candidate:
         }
 
 
-class CandidateList(NamedTuple):
-    candidates: list[Candidate]
-    left_out: dict[str, str]
-    """Backend kind -> why a usable backend is not a candidate."""
-
-
 @dataclass(frozen=True)
 class ExportContext:
     """What all candidates in an export share."""
@@ -144,7 +138,7 @@ class ExportContext:
         if self.compute_metrics is None:
             return {}
         return self.compute_metrics(
-            EngineModule(engine, self.spec.output_kind, self.spec.input_spec)
+            EngineModule(engine, self.spec.entry.output_kind, self.spec.entry.fields)
         )
 
 
@@ -164,15 +158,16 @@ class LoadedCandidate:
         """Return an engine for batches in the candidate's buckets."""
         needs_padding = not self.candidate.backend.has_dynamic_shapes
         buckets = Buckets(self.buckets, needs_row_padding=needs_padding)
-        return Engine(self.runner, buckets, context.spec.output_size)
+        return Engine(self.runner, buckets, context.spec.entry.output_size)
 
 
 def list_candidates(
     options: Candidates, accelerator: Accelerator, spec: ProgramSpec
-) -> CandidateList:
+) -> tuple[list[Candidate], dict[str, str]]:
     """Return the candidates requested in the settings, the most promising backend first.
 
-    Raises SettingsError if a named backend is not usable, or if no candidate is left.
+    The second value is why the other usable backends are left out, by kind. Raises SettingsError if
+    a named backend is not usable, or if no candidate is left.
     """
     for backend in options.backends:
         check_usable(backend, accelerator)
@@ -182,7 +177,7 @@ def list_candidates(
         backends = _filter_backends(
             backends, "compile for an instruction set", lambda backend: backend.is_ahead_of_time
         )
-    if spec.output_kind == "text":
+    if spec.entry.output_kind == "text":
         backends = _filter_backends(
             backends, "generate text", lambda backend: backend.supports_loops
         )
@@ -198,9 +193,9 @@ def list_candidates(
         problem = "no backend supports these candidates.precisions and candidates.quantization"
         raise SettingsError(problem, f"choose from {'; '.join(formats)}")
     if options.fast:
-        return CandidateList(*_select_fast(candidates))
+        return _select_fast(candidates)
     reason = "compiles machine code; name it in candidates.backends"
-    return CandidateList(candidates, {backend.kind: reason for backend in left_out})
+    return candidates, {backend.kind: reason for backend in left_out}
 
 
 def _combine_options(
@@ -281,7 +276,7 @@ def build_reference_engine(spec: ProgramSpec, settings: ExportSettings) -> Engin
     bucket_settings = settings.buckets.model_copy(update={"lengths": ()})
     shapes = build_buckets(bucket_settings, spec.max_tokens, has_dynamic_shapes=True)
     buckets = Buckets(shapes, needs_row_padding=False)
-    return Engine(_UncompiledRunner(spec.program), buckets, spec.output_size)
+    return Engine(_UncompiledRunner(spec.program), buckets, spec.entry.output_size)
 
 
 def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) -> LoadedCandidate:
@@ -290,7 +285,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
     buckets = build_buckets(
         context.settings.buckets,
         spec.max_tokens,
-        has_dynamic_shapes=backend.has_dynamic_shapes and spec.output_kind != "text",
+        has_dynamic_shapes=backend.has_dynamic_shapes and spec.entry.output_kind != "text",
     )
     shapes = [Shape(bucket.batch_sizes[0], bucket.length) for bucket in buckets]
     context.accelerator.claim(0, candidate.threads)  # torch calibrates, whatever the backend
@@ -301,7 +296,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
     weights = {name: value.detach() for name, value in named_tensors(program).items()}
     job = CompileJob(
         program,
-        spec.inputs,
+        spec.entry.inputs,
         shapes,
         candidate.precision,
         candidate.quantization,
@@ -313,7 +308,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
             staging.mkdir()
             backend.export(job, execution_context, staging)
     payload = Payload(
-        folder, spec.inputs, shapes, candidate.precision, lambda: weights, lambda: program
+        folder, spec.entry.inputs, shapes, candidate.precision, lambda: weights, lambda: program
     )
     return LoadedCandidate(
         candidate,
@@ -344,7 +339,7 @@ def measure_candidate(
     outputs = counting.compute(context.records)
     duration = time.perf_counter() - start
     engine = replace(loaded.build_engine(context), halvings=counting.halvings)
-    row = quality_loss(outputs, context.reference_outputs, context.spec.output_kind)
+    row = quality_loss(outputs, context.reference_outputs, context.spec.entry.output_kind)
     if metrics := context.measure_metrics(engine):
         loss = metrics_loss(metrics, context.reference_metrics)
         row |= {f"heldout/{name}": value for name, value in metrics.items()}
@@ -373,11 +368,6 @@ def retime_finalists(
         {name: statistics.median(timing[name] for timing in timings) for name in timings[0]}
         for timings in zip(*rounds, strict=True)
     ]
-
-
-def build_failure_row(candidate: Candidate, error: Exception) -> dict[str, Any]:
-    """Return the row for a candidate after a failure to compile or run."""
-    return {**candidate.description, "error": first_line(error)[:200]}
 
 
 def _default_precisions(accelerator: Accelerator) -> tuple[Precision, ...]:

@@ -22,7 +22,6 @@ from regauge.inference.export.candidates import (
     ExportContext,
     LoadedCandidate,
     build_candidate,
-    build_failure_row,
     build_reference_engine,
     list_candidates,
     measure_candidate,
@@ -43,7 +42,7 @@ from regauge.inference.export.manifest import (
 from regauge.inference.export.parity_rows import build_parity_rows, write_parity_rows
 from regauge.inference.export.phase_log import log_phase
 from regauge.system import safetensors_io, stop_signals
-from regauge.system.errors import DataError, RegaugeError
+from regauge.system.errors import DataError, RegaugeError, first_line
 from regauge.system.files import stage_output, write_json
 from regauge.system.json_files import write_sealed
 from regauge.system.log import logger
@@ -97,7 +96,13 @@ def export_artifact(
     """
     accelerator = accelerators.resolve(settings.accelerator, quiet=True)
     candidates, left_out = list_candidates(settings.candidates, accelerator, source.spec)
-    settings = _resolve_settings(settings, accelerator, source.spec.max_tokens)
+    buckets = resolve_buckets(
+        settings.buckets,
+        source.spec.max_tokens,
+        on_host=accelerator.on_host,
+        is_fast=settings.candidates.fast,
+    )
+    settings = settings.model_copy(update={"buckets": buckets})
     with (
         stop_signals.record_signals(),
         stage_output(Path(settings.export.to)) as folder,
@@ -138,19 +143,6 @@ def export_artifact(
         ],
         "batch_invariant": manifest.batch_invariance is not None,
     }
-
-
-def _resolve_settings(
-    settings: ExportSettings, accelerator: Accelerator, max_tokens: int
-) -> ExportSettings:
-    """Return the settings with the accelerator's default buckets."""
-    buckets = resolve_buckets(
-        settings.buckets,
-        max_tokens,
-        on_host=accelerator.on_host,
-        is_fast=settings.candidates.fast,
-    )
-    return settings.model_copy(update={"buckets": buckets})
 
 
 def _compute_reference(
@@ -264,7 +256,7 @@ def _measure(
     except RegaugeError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers raise any kind of exception
-        row = build_failure_row(candidate, error)
+        row = {**candidate.description, "error": first_line(error)[:200]}
     logger.info("%s", _format_result(row))
     return Trial(candidate, folder, row, race)
 
@@ -332,7 +324,7 @@ def _write_parity_rows(
         context.records,
         probe,
         best.build_engine(context),
-        output_kind=context.spec.output_kind,
+        output_kind=context.spec.entry.output_kind,
         precision=best.candidate.precision,
         count=count,
     )
@@ -344,13 +336,13 @@ def _write_bucket_times(context: ExportContext, best: LoadedCandidate, folder: P
 
     A text generator has none: its batch times depend on the answers.
     """
-    if context.spec.output_kind == "text":
+    if context.spec.entry.output_kind == "text":
         return
     with log_phase("measure: times of the batches"):
         times = measure_bucket_times(
             best.runner,
             best.buckets,
-            context.spec.inputs,
+            context.spec.entry.inputs,
             seconds=context.settings.candidates.timing_seconds,
             has_dynamic_shapes=best.candidate.backend.has_dynamic_shapes,
             threads=best.candidate.threads,
@@ -372,7 +364,7 @@ def _build_manifest(
     origin = target.run or target.model or target.module or ""
     return ArtifactManifest(
         format=FORMAT,
-        program=context.spec.manifest_entry,
+        program=context.spec.entry,
         compiled=Compilation(
             precision=candidate.precision,
             quantization=candidate.quantization,

@@ -91,7 +91,9 @@ class Generator:
         entry = artifact.program
         preprocessor = self._preprocessor.with_tokenization(entry.tokenization)
         encoded = [_encode_prompt(preprocessor, prompt) for prompt in prompts]
-        _warn_if_truncated(encoded, preprocessor)
+        if count := sum(records.num_truncated for records in encoded):
+            message = "Prompts of more than %d tokens lost their beginning: %d"
+            logger.warning(message, preprocessor.max_length, count)
         tokens = [records.records.texts[0].ids for records in encoded]
         numbers = np.arange(len(tokens))
         records: Records = add_draws(
@@ -175,13 +177,6 @@ def _encode_prompt(preprocessor: Preprocessor, prompt: Any) -> EncodedRecords:
         problem = f"the chat template cannot render the conversation: {error}"
         raise DataError(problem, "pass messages that the template knows") from None
     return preprocessor.encode_requests([request])
-
-
-def _warn_if_truncated(encoded: list[EncodedRecords], preprocessor: Preprocessor) -> None:
-    """Log how many prompts lost their beginning."""
-    if count := sum(records.num_truncated for records in encoded):
-        message = "Prompts of more than %d tokens lost their beginning: %d"
-        logger.warning(message, preprocessor.max_length, count)
 
 
 def _check_last_message(record: Mapping[str, Any]) -> None:

@@ -116,6 +116,14 @@ class ProgramEntry(Settings):
     task: dict[str, Any] | None = None
     """Task table to build a trained custom module; None for any other program."""
 
+    @property
+    def required_tokenization(self) -> Tokenization:
+        """The tokenization; raises SettingsError if the program does not read texts."""
+        if self.tokenization is None:
+            problem = "this program does not read texts"
+            raise SettingsError(problem, "name the folder of a text model")
+        return self.tokenization
+
     def with_generation(self, generation: Generation) -> ProgramEntry:
         """Return the program for a text generator with these options.
 

@@ -14,7 +14,7 @@ from regauge.inference.export.engine import load_engine
 from regauge.inference.export.export_settings import TextSettings
 from regauge.inference.export.generator import Generator, is_single_prompt
 from regauge.inference.export.postprocess import build_columns, convert_vectors
-from regauge.inference.export.preprocess import NO_VALUES, Preprocessor, TextWords
+from regauge.inference.export.preprocess import NO_VALUES, TextWords, build_preprocessor
 from regauge.inference.export.records import TensorRecords
 from regauge.inference.export.uncompiled import open_model, recommend_export
 from regauge.models.settings import GenerationTable
@@ -43,10 +43,7 @@ class LoadedModel:
         self.program = artifact.program
         """The manifest's `program` table."""
         self._engine = engine
-        tokenization, folder = self.program.tokenization, artifact.tokenizer_folder
-        self._preprocessor = (
-            Preprocessor(folder, tokenization, self.program.fields) if tokenization else None
-        )
+        self._preprocessor = build_preprocessor(artifact)
         self._generator = (
             Generator(artifact, engine.runner, self._preprocessor, batch_invariant=batch_invariant)
             if self._preprocessor is not None

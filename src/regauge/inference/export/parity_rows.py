@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from regauge.config import FORMAT
 from regauge.inference.export.manifest import PARITY_ROWS, PARITY_TENSORS
-from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.preprocess import build_preprocessor
 from regauge.inference.export.quality import matching_prefix_fraction
 from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.system.errors import DataError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from regauge.accelerators import Precision
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.engine import Engine
+    from regauge.inference.export.preprocess import Preprocessor
     from regauge.inference.export.probe_texts import ProbeTexts
     from regauge.inference.export.records import Records
     from regauge.models.io_spec import OutputKind
@@ -170,15 +171,8 @@ def build_parity_rows(
 
 def write_parity_rows(folder: Path, rows: ParityRows) -> None:
     tensors = {OUTPUTS: rows.outputs, **_name_arrays(rows.records)}
-    document = {
-        "format": FORMAT,
-        "origin": rows.origin,
-        "output_kind": rows.output_kind,
-        "precision": rows.precision,
-        "columns": rows.columns,
-        "values": rows.values,
-    }
-    write_json(folder / PARITY_ROWS, document)
+    document = {name: getattr(rows, name) for name in ParityRowsShape.model_fields}
+    write_json(folder / PARITY_ROWS, {"format": FORMAT, **document})
     write_tensors(
         folder / PARITY_TENSORS,
         {name: torch.from_numpy(values) for name, values in tensors.items()},
@@ -205,15 +199,8 @@ def read_parity_rows(artifact: Artifact) -> ParityRows | None:
     counts += [] if records is None else [len(records)]
     if outputs is None or {len(outputs)} != set(counts):
         raise DataError(f"{path} has another number of rows than its outputs", COPY_REMEDY)
-    return ParityRows(
-        origin=document["origin"],
-        output_kind=document["output_kind"],
-        precision=document["precision"],
-        columns=columns,
-        values=values,
-        records=records,
-        outputs=outputs,
-    )
+    fields = {name: document[name] for name in ParityRowsShape.model_fields}
+    return ParityRows(**fields, records=records, outputs=outputs)
 
 
 def check_parity_rows(
@@ -244,11 +231,7 @@ def check_artifact(artifact: Artifact, compute: Callable[[Records], np.ndarray])
     rows = read_parity_rows(artifact)
     if rows is None:
         return
-    tokenization, fields = artifact.program.tokenization, artifact.program.fields
-    preprocessor = None
-    if tokenization is not None:
-        preprocessor = Preprocessor(artifact.tokenizer_folder, tokenization, fields)
-    check_parity_rows(rows, compute, preprocessor)
+    check_parity_rows(rows, compute, build_preprocessor(artifact))
 
 
 def list_differences(rows: ParityRows, outputs: np.ndarray) -> list[RowDifference]:

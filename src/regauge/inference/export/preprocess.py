@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from regauge.data.conversations import Conversation
     from regauge.data.tokenizer import EncodedText
     from regauge.data.values import Value
+    from regauge.inference.export.artifact import Artifact
     from regauge.models.io_spec import InputSpec
     from regauge.models.sentence_transformers import Tokenization
 
@@ -376,6 +377,14 @@ class Preprocessor:
     def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one, without the special tokens at the start of the second."""
         return np.concatenate([first, second[len(self._tokenizer.prefix) :]])
+
+
+def build_preprocessor(artifact: Artifact) -> Preprocessor | None:
+    """Return an artifact's preprocessor; None if the program reads tensors."""
+    program = artifact.program
+    if program.tokenization is None:
+        return None
+    return Preprocessor(artifact.tokenizer_folder, program.tokenization, program.fields)
 
 
 def _summarize_truncation(records: TextRecords, flags: np.ndarray) -> EncodedRecords:

@@ -6,13 +6,11 @@ function that returns a custom module. `restore` builds a program again from an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from regauge.config import dump
 from regauge.data import chat_templates
 from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side
 from regauge.inference.export.manifest import ProgramEntry
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
     from regauge.inference.export.export_settings import TextSettings
     from regauge.models.io_spec import OutputKind
     from regauge.models.tokenizer_convention import Convention
-    from regauge.tasks import Task
 
 
 UNSUPPORTED_HEADS = (
@@ -71,58 +68,38 @@ ONE_TEXT = InputSpec()
 """A record with a single text of any name."""
 
 
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A program: inputs, outputs, and how texts become inputs."""
+class ProgramSpec(NamedTuple):
+    """A program and its description."""
 
     program: nn.Module
     """In evaluation mode, fp32, on the CPU."""
-    output_kind: OutputKind
-    output_size: int
-    """Numbers per output."""
-    inputs: tuple[TensorSpec, ...]
-    tokenization: Tokenization | None = None
-    """How texts become tokens; None if the program reads tensors."""
-    input_spec: InputSpec = ONE_TEXT
-    pooling: Pooling | None = None
-    labels: tuple[str, ...] = ()
-    """Class names, if any."""
-    activation: HeadActivation | None = None
-    """Function applied to a classification head's outputs."""
-    module: str | None = None
-    """Import path of a function that returns a custom module."""
-    task: Task | None = None
-    """Task to build a trained custom module."""
-
-    @property
-    def required_tokenization(self) -> Tokenization:
-        """The tokenization; raises SettingsError if the program does not read texts."""
-        if self.tokenization is None:
-            raise SettingsError(
-                "this program does not read texts", "name the folder of a text model"
-            )
-        return self.tokenization
+    entry: ProgramEntry
+    """The manifest's `program` table."""
 
     @property
     def max_tokens(self) -> int:
         """Longest text in tokens; 1 if the program reads tensors."""
-        return self.tokenization.max_length if self.tokenization else 1
+        return self.entry.tokenization.max_length if self.entry.tokenization else 1
 
-    @property
-    def manifest_entry(self) -> ProgramEntry:
-        """The manifest's `program` table."""
-        return ProgramEntry(
-            output_kind=self.output_kind,
-            output_size=self.output_size,
-            inputs=self.inputs,
-            tokenization=self.tokenization,
-            fields=self.input_spec,
-            pooling=self.pooling,
-            labels=self.labels,
-            activation=self.activation,
-            module=self.module,
-            task=dump(self.task) if self.task else None,
-        )
+
+def build_text_spec(
+    program: nn.Module,
+    output_kind: OutputKind,
+    output_size: int,
+    tokenization: Tokenization,
+    input_spec: InputSpec,
+    **options: Any,
+) -> ProgramSpec:
+    """Return a program that reads texts; `options` are further keys of the manifest's table."""
+    entry = ProgramEntry(
+        output_kind=output_kind,
+        output_size=output_size,
+        inputs=program_inputs(input_spec),
+        tokenization=tokenization,
+        fields=input_spec,
+        **options,
+    )
+    return ProgramSpec(program, entry)
 
 
 def build_folder_spec(
@@ -158,9 +135,8 @@ def build_folder_spec(
     input_spec = trained or ONE_TEXT
     tokenization = _resolve_token_types(folder, encoder.model, tokenization, input_spec)
     program = build_text_program(encoder, "vectors", tokenization)
-    inputs = program_inputs(input_spec)
     width = _measure_width(program)
-    return ProgramSpec(program, "vectors", width, inputs, tokenization, input_spec, pooling)
+    return build_text_spec(program, "vectors", width, tokenization, input_spec, pooling=pooling)
 
 
 def _build_classifier_spec(
@@ -183,11 +159,10 @@ def _build_classifier_spec(
     )
     tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
     width: int = model.config.num_labels  # type: ignore[assignment]
-    return ProgramSpec(
+    return build_text_spec(
         build_text_program(classifier, "scores", tokenization),
         "classes" if width > 1 else "values",
         width,
-        program_inputs(input_spec),
         tokenization,
         input_spec,
         labels=read_class_names(model.config.id2label),
@@ -203,11 +178,10 @@ def _build_tagger_spec(
     module = TokenClassifier(model, DropoutKeys())
     tokenization = resolve_tokenization(folder, None, settings, module.max_tokens, trained)
     tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
-    return ProgramSpec(
+    return build_text_spec(
         build_tag_program(module, tokenization),
         "entities",
         TagProgram.NUMBERS_PER_TOKEN * tokenization.max_length,
-        program_inputs(input_spec),
         tokenization,
         input_spec,
         labels=read_class_names(model.config.id2label),
@@ -291,8 +265,7 @@ def _build_generation_spec(
     tokenization = tokenization.model_copy(update={"input_format": input_format})
     tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
     program = build_generation_program(model, folder, folder, max_new_tokens, tokenization)
-    inputs = program_inputs(input_spec)
-    return ProgramSpec(program.eval(), "text", max_new_tokens, inputs, tokenization, input_spec)
+    return build_text_spec(program.eval(), "text", max_new_tokens, tokenization, input_spec)
 
 
 def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tensor]) -> ProgramSpec:
@@ -322,7 +295,10 @@ def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tenso
     except Exception as error:
         problem = f"'{path}': {type(module).__name__} fails on its examples: {first_line(error)}"
         raise DataError(problem, "correct the module or its examples") from error
-    return ProgramSpec(program, "tensor", output.shape[1], inputs, module=path)
+    entry = ProgramEntry(
+        output_kind="tensor", output_size=output.shape[1], inputs=inputs, module=path
+    )
+    return ProgramSpec(program, entry)
 
 
 def read_vocab_size(folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,30 +53,6 @@ def build_source_spec(folder: Path, text: TextSettings, trained: TrainedTask | N
     return build_folder_spec(folder, text, input_spec)
 
 
-class ExportSource(Protocol):
-    @property
-    def spec(self) -> ProgramSpec:
-        """The program with inputs and outputs."""
-        ...
-
-    @property
-    def weights_sha256(self) -> str:
-        """Hash of the weights before the export."""
-        ...
-
-    def copy_files(self, folder: Path) -> None:
-        """Copy the files needed to restore the program into an artifact folder."""
-        ...
-
-    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
-        """Return the records for parity and timing, and their texts, if they have any."""
-        ...
-
-    def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
-        """Return deterministic records whose longest texts have lengths in this range."""
-        ...
-
-
 class ModelFolder:
     """A text model in a folder: an encoder, classifier, causal model or ranker."""
 
@@ -99,7 +75,7 @@ class ModelFolder:
         for name in (CONFIG, GENERATION_CONFIG):
             if (self._folder / name).is_file():
                 shutil.copyfile(self._folder / name, folder / MODEL / name)
-        if self._trained is not None and self.spec.task is not None:
+        if self._trained is not None and self.spec.entry.task is not None:
             shutil.copyfile(self._trained.dataset / DATASET, folder / MODEL / DATASET_FILE)
         if not (self._folder / "tokenizer.json").is_file():
             problem = f"{self._folder} has no tokenizer.json"
@@ -109,24 +85,22 @@ class ModelFolder:
 
     def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
         """Return records from `parity.source`, else the run's held-out rows, else docstrings."""
-        spec = self.spec
+        entry = self.spec.entry
         dataset = self._trained.dataset if self._trained else None
         count = settings.parity.num_texts
-        if spec.input_spec.ranking is not None and settings.parity.source is None:
-            records = self.synthetic_records(count, 1, spec.max_tokens)
+        if entry.fields.ranking is not None and settings.parity.source is None:
+            records = self.synthetic_records(count, 1, self.spec.max_tokens)
             return records, ProbeTexts([], {}, "synthetic records of every length")
-        if spec.output_kind == "text":
+        if entry.output_kind == "text":
             count = min(count, MAX_GENERATION_PROMPTS)
-        list_words = self._list_words if spec.output_kind == "vectors" else tuple
-        probe = select_probe_texts(
-            settings.parity.source, dataset, count, spec.input_spec, list_words
-        )
-        preprocessor = Preprocessor(self._folder, spec.required_tokenization, spec.input_spec)
+        list_words = self._list_words if entry.output_kind == "vectors" else tuple
+        probe = select_probe_texts(settings.parity.source, dataset, count, entry.fields, list_words)
+        preprocessor = Preprocessor(self._folder, entry.required_tokenization, entry.fields)
         records = preprocessor.encode_records(probe.columns, values=probe.values).records
         return records, probe if preprocessor.is_stable else ProbeTexts([], {}, probe.origin)
 
     def _read_vocab_size(self) -> int:
-        if self._trained is not None and self.spec.task is not None:
+        if self._trained is not None and self.spec.entry.task is not None:
             return read_manifest(self._trained.dataset).tokenizer.vocab_size
         return read_vocab_size(self._folder)
 
@@ -144,8 +118,8 @@ class ModelFolder:
             + np.int32(vocab_size - words)
             for index, length in enumerate(lengths)
         ]
-        texts = [TokenizedTexts.from_lists(ids)] * self.spec.input_spec.num_separate_texts
-        features = [_synthetic_feature(spec, count, lengths) for spec in self.spec.inputs[2:]]
+        texts = [TokenizedTexts.from_lists(ids)] * self.spec.entry.fields.num_separate_texts
+        features = [_synthetic_feature(spec, count, lengths) for spec in self.spec.entry.inputs[2:]]
         return TextRecords(texts, features)
 
 
@@ -196,6 +170,9 @@ class CustomModuleSource:
         rows = np.arange(count) % len(next(iter(self._examples.values())))
         arrays = [value.numpy()[rows] for value in self._examples.values()]
         return TensorRecords([_add_noise(values) for values in arrays])
+
+
+ExportSource = ModelFolder | CustomModuleSource
 
 
 def _synthetic_feature(spec: TensorSpec, count: int, lengths: list[int]) -> np.ndarray:

@@ -10,7 +10,11 @@ from regauge import config
 from regauge.data.dataset import read_manifest_file
 from regauge.data.tokenizer import read_truncation_side
 from regauge.inference.export.manifest import DATASET_FILE
-from regauge.inference.export.programs import ProgramSpec, build_text_program, resolve_tokenization
+from regauge.inference.export.programs import (
+    build_text_program,
+    build_text_spec,
+    resolve_tokenization,
+)
 from regauge.models.inference_modules import MIN_TRACE_ROWS, RankProgram, example_inputs
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import program_inputs
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
     from regauge.data.dataset import DatasetManifest
     from regauge.inference.export.export_settings import TextSettings
+    from regauge.inference.export.programs import ProgramSpec
     from regauge.models.modules import TextModule
     from regauge.models.sentence_transformers import HeadActivation
     from regauge.tasks import Task
@@ -37,19 +42,14 @@ def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> Pr
     if not input_spec.text_fields:
         problem = f"the ranker of {folder} does not read text"
         raise SettingsError(problem, "export a ranker with text fields")
-    settings = Model(path=str(folder))
-    with META:
-        module = task.build_module(settings, manifest, seed=0)
-    materialize(module, build_initial_weights(module, settings, seed=0))
-    ranker: Any = module.eval()
+    ranker: Any = _load_module(folder, task, manifest).eval()
     ranker.shape = ranker.shape._replace(candidates=1)
     tokenization = Tokenization(
         max_length=max(input_spec.max_lengths),
         truncation_side=read_truncation_side(folder),
         special_tokens="read",
     )
-    inputs = program_inputs(input_spec)
-    return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
+    return build_text_spec(RankProgram(ranker), "scores", 1, tokenization, input_spec)
 
 
 def build_custom_spec(
@@ -60,15 +60,12 @@ def build_custom_spec(
     The task builds the module, and says which output it has and which fields it reads. Raises
     DataError if the module does not return this output for texts.
     """
-    model, input_spec = Model(path=str(folder)), task.input_spec(manifest)
-    with META:
-        module = task.build_module(model, manifest, seed=0)
-    materialize(module, build_initial_weights(module, model, seed=0))
+    module, input_spec = _load_module(folder, task, manifest), task.input_spec(manifest)
     tokenization = resolve_tokenization(folder, None, settings, module.max_tokens, input_spec)
     kind = task.output_kind()
     output: Literal["vectors", "scores"] = "vectors" if kind == "vectors" else "scores"
-    program, inputs = build_text_program(module, output, tokenization), program_inputs(input_spec)
-    examples = example_inputs(inputs, MIN_TRACE_ROWS, tokenization.max_length)
+    program = build_text_program(module, output, tokenization)
+    examples = example_inputs(program_inputs(input_spec), MIN_TRACE_ROWS, tokenization.max_length)
     try:
         with torch.no_grad():
             width = program(*examples).shape[1]
@@ -78,26 +75,34 @@ def build_custom_spec(
             f"{problem}: {type(error).__name__}: {first_line(error)}",
             f'return {{"{output}": [rows, width]}} from tokens, segments and positions',
         ) from error
-    labels = tuple(getattr(task, "class_names", ()))
     activation: HeadActivation | None = None
     if kind != "vectors":
         activation = "softmax" if width > 1 else "identity"
-    return ProgramSpec(
+    return build_text_spec(
         program,
         kind,
         width,
-        inputs,
         tokenization,
         input_spec,
-        labels=labels,
+        labels=tuple(getattr(task, "class_names", ())),
         activation=activation,
-        task=task,
+        task=config.dump(task),
     )
+
+
+def _load_module(folder: Path, task: Task, manifest: DatasetManifest) -> TextModule:
+    """Return a task's module with a folder's weights."""
+    module = _build_on_meta(folder, task, manifest)
+    materialize(module, build_initial_weights(module, Model(path=str(folder)), seed=0))
+    return module
+
+
+def _build_on_meta(folder: Path, task: Task, manifest: DatasetManifest) -> TextModule:
+    with META:
+        return task.build_module(Model(path=str(folder)), manifest, seed=0)
 
 
 def build_trained_module(table: dict[str, Any], folder: Path) -> TextModule:
     """Return a trained custom module without weights; imports the task if allowed."""
     task: Task = config.parse_choice("tasks", table)
-    manifest = read_manifest_file(folder / DATASET_FILE)
-    with META:
-        return task.build_module(Model(path=str(folder)), manifest, seed=0)
+    return _build_on_meta(folder, task, read_manifest_file(folder / DATASET_FILE))

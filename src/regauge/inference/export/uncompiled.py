@@ -147,14 +147,14 @@ def _build_manifest(
     if backend.is_ahead_of_time:
         problem = f"backend '{backend.kind}' runs only what 'regauge export' has compiled"
         raise SettingsError(problem, "export the model, or use backend 'eager' or 'torch-compile'")
-    if spec.output_kind == "text" and not backend.supports_loops:
+    if spec.entry.output_kind == "text" and not backend.supports_loops:
         problem = f"backend '{backend.kind}' cannot run loops, so it cannot generate text"
         raise SettingsError(problem, "use backend 'eager'")
     buckets = resolve_buckets(BucketSettings(), spec.max_tokens, on_host=accelerator.on_host)
     shapes = build_buckets(buckets, spec.max_tokens, has_dynamic_shapes=backend.has_dynamic_shapes)
     return ArtifactManifest(
         format=config.FORMAT,
-        program=spec.manifest_entry,
+        program=spec.entry,
         compiled=Compilation(precision="fp32", backend=backend, versions=backend.versions()),
         target=TargetMachine(
             accelerator=accelerator.kind, chip=accelerator.model_name(), threads=threads

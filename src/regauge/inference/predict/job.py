@@ -130,10 +130,7 @@ class PredictJob:
         temporary.unlink()
 
     def read_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
-        """Return the ledger lines of all jobs' finished shards.
-
-        A shard with a missing or truncated file is not finished.
-        """
+        """Return the ledger lines of all jobs' finished shards."""
         return read_finished_shards(self.folder)
 
     def find_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
@@ -343,8 +340,7 @@ def find_summary(job: PredictJob) -> dict[str, Any] | None:
         return None
     lines = job.find_finished_shards()
     local = {shard: line for shard, line in lines.items() if job.slot.owns(shard.piece)}
-    finished = {shard: line["is_last"] for shard, line in lines.items()}
-    if ShardQueue(job.piece_numbers, finished).num_unfinished:
+    if job.build_queue(lines).num_unfinished:
         return None
     cost, rows = parse_cost(last_attempt), sum(line["rows"] for line in local.values())
     return {**sum_shards(lines), **summarize_cost(cost.machine_seconds, cost.usd, rows)}

@@ -29,8 +29,7 @@ from regauge.inference.predict.job import (
     sum_shards,
     write_result,
 )
-from regauge.inference.predict.job_notification import notify_job_end
-from regauge.inference.predict.predict_metrics import export_job
+from regauge.inference.predict.job_monitoring import export_job, notify_job_end
 from regauge.inference.predict.progress import ProgressBar, report_losses
 from regauge.inference.predict.provenance import resolve_version, write_lineage
 from regauge.inference.predict.worker import SCRATCH, WorkerResources, WorkerSpec
@@ -73,15 +72,6 @@ class PredictPlan:
     worker_spec: WorkerSpec
     version: RegisteredVersion | None = None
     """Model registry version; None for any other model."""
-
-    @property
-    def resolved_fields(self) -> dict[str, Any]:
-        """The resolved input fields, as stored in `job.json`."""
-        inputs = self.worker_spec.inputs
-        return {
-            "text_fields": list(inputs.text_fields),
-            "is_conversation": inputs.is_conversation,
-        }
 
 
 def plan_predict(settings: PredictSettings) -> PredictPlan:
@@ -131,11 +121,11 @@ def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> 
 
 def check_output_folder(plan: PredictPlan) -> None:
     """Raise DataError if the output folder has another job's output, or other files."""
-    job, kept_fields = plan.job, plan.worker_spec.kept_fields
+    job, spec = plan.job, plan.worker_spec
     stamps = {piece.name: [piece.bytes, piece.stamp] for piece in job.pieces}
     pieces = _identify_pieces(job, _open_hashes(job)) if (job.folder / JOB).exists() else stamps
-    facts = collect_portable_facts(job.settings, plan.artifact, pieces, kept_fields)
-    job.check_folder({**facts, **plan.resolved_fields})
+    facts = collect_portable_facts(job.settings, plan.artifact, pieces, spec.kept_fields)
+    job.check_folder({**facts, **spec.inputs._asdict()})
 
 
 def _open_hashes(job: PredictJob) -> InputHashes:
@@ -160,15 +150,16 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     started_at = time.time()
     plan = plan_predict(settings)
     recommend_export(plan.artifact)
-    job = plan.job
+    job, spec = plan.job, plan.worker_spec
     hashes = _open_hashes(job)
     pieces = _identify_pieces(job, hashes)
-    facts = collect_facts(job.settings, plan.artifact, pieces, plan.worker_spec.kept_fields)
-    job.check_folder({**facts, **plan.resolved_fields})
+    facts = collect_facts(job.settings, plan.artifact, pieces, spec.kept_fields)
+    facts |= spec.inputs._asdict()
+    job.check_folder(facts)
     if totals := find_summary(job):
         logger.info("%s is finished; nothing is changed", job.folder)
         return report_losses(job, {"output": settings.output.folder, **totals})
-    job.claim_folder({**facts, **plan.resolved_fields})
+    job.claim_folder(facts)
     hashes.save(job.job_folder / INPUT_HASHES)
     write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:

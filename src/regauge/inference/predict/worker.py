@@ -11,10 +11,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import config
+from regauge.inference.export.engine import load_engine, warm_up
+from regauge.inference.export.generator import decode_answers
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.uncompiled import open_model
 from regauge.inference.predict.job import JobSlot, PredictJob
 from regauge.inference.predict.settings import PredictSettings
+from regauge.inference.predict.shard import (
+    PieceReader,
+    RecordSpec,
+    ShardWriter,
+    compute_shard,
+    read_shard,
+)
 from regauge.system import choices
-from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +33,8 @@ if TYPE_CHECKING:
     from regauge.data.values import FieldKind
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.engine import Engine
-    from regauge.inference.export.preprocess import Preprocessor
     from regauge.inference.predict.fields import InputFields
-    from regauge.inference.predict.shard import EncodedShard, PieceReader, ShardWriter
+    from regauge.inference.predict.shard import EncodedShard
     from regauge.inference.predict.shard_queue import ShardId
 
 SCRATCH = "scratch"
@@ -92,13 +101,9 @@ class Worker:
 
     def read_shard(self, shard: ShardId) -> EncodedShard | None:
         """Return a shard's encoded records; None if it is past the end of the piece."""
-        from regauge.inference.predict.shard import read_shard
-
         return read_shard(self.piece_reader, self.preprocessor, self.writer.record_spec, shard)
 
     def compute_shard(self, encoded: EncodedShard) -> np.ndarray:
-        from regauge.inference.predict.shard import compute_shard
-
         return compute_shard(self.engine, encoded)
 
 
@@ -108,21 +113,13 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
     The largest batch size is halved `halvings` times, because earlier workers ran out of memory.
     Raises the errors from `open_model`.
     """
-    from regauge.inference.export.engine import load_engine, warm_up
-    from regauge.inference.export.generator import decode_answers
-    from regauge.inference.export.preprocess import Preprocessor
-    from regauge.inference.export.uncompiled import open_model
-    from regauge.inference.predict.shard import PieceReader, RecordSpec, ShardWriter
-
     start = time.perf_counter()
     job = spec.job
     settings = job.settings
     artifact = open_model(settings.artifact, settings.generation)
     program = artifact.program
-    if program.tokenization is None:
-        problem = f"{settings.artifact} does not read texts"
-        raise SettingsError(problem, "call it in Python with regauge.load")
-    preprocessor = Preprocessor(artifact.tokenizer_folder, program.tokenization, program.fields)
+    tokenization = program.required_tokenization
+    preprocessor = Preprocessor(artifact.tokenizer_folder, tokenization, program.fields)
     shard_records = settings.predict.shard_records
     if shard_records == "auto":
         raise TypeError("predict.shard_records is not resolved")

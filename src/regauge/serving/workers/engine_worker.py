@@ -86,13 +86,11 @@ class EngineWorker:
         return TokenEncoder.load(self._artifact)
 
     def _ready_header(self) -> dict[str, Any]:
-        from regauge.inference.export.bucket_times import build_document
-
         return {
             "type": "ready",
             "pid": os.getpid(),
             "content_sha256": self._artifact.content_sha256,
-            "times": build_document(self._times),
+            "times": self._times.model_dump(),
         }
 
     def _answer(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:

@@ -1,4 +1,4 @@
-"""Prediction job metrics, for Prometheus."""
+"""Prediction job metrics for Prometheus, and the notification that a job has ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import regauge
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
+from regauge.monitoring.notify.events import EventSource
+from regauge.monitoring.notify.notifier import open_notifier
 from regauge.monitoring.vocabulary import Sample
 from regauge.supervision.run_metrics import watch_devices
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from regauge.inference.predict.job import PredictJob
     from regauge.inference.predict.progress import ProgressBar
     from regauge.inference.predict.shard_queue import ShardQueue
+    from regauge.monitoring.notify.notifier import Notifier
 
 
 @contextmanager
@@ -62,3 +65,15 @@ def _describe_progress(
     shards = (counts["shards"], shard_queue.num_claimed, shard_queue.num_requeued)
     for state, count in zip(vocabulary.PREDICT_STATES, shards, strict=True):
         yield Sample(vocabulary.PREDICT_SHARDS, count, (run, state))
+
+
+@contextmanager
+def notify_job_end(job: PredictJob) -> Iterator[Notifier]:
+    """Send an event when the block ends; messages name the job if there are several."""
+    folder, slot = job.folder.resolve(), job.slot
+    name = folder.name if slot.count == 1 else f"{folder.name} (job {slot.index} of {slot.count})"
+    source = EventSource("predict", name, str(folder))
+    settings = job.settings.monitoring.notifications
+    with open_notifier(settings, source, job.job_folder) as notifier:
+        yield notifier
+        notifier.send("finished", usd=notifier.read_usd(), is_final=True)

@@ -354,9 +354,7 @@ def test_outputs_equal_eager_and_are_bitwise_repeatable(
 @pytest.mark.full
 @ALL_FORMATS
 def test_every_supported_format_is_computed(
-    usable: tuple[Backend, ExecutionContext],
-    all_formats: bool,  # noqa: FBT001 - a case
-    export: Export,
+    usable: tuple[Backend, ExecutionContext], export: Export, *, all_formats: bool
 ) -> None:
     backend, context = usable
     forms = backend.supported_formats(context.accelerator)
@@ -420,11 +418,7 @@ def test_the_weights_of_the_payload_are_used(
 @pytest.mark.full
 @ALL_FORMATS
 @pytest.mark.parametrize("kind", sorted(WEIGHTLESS))
-def test_a_payload_contains_no_weights(
-    kind: str,
-    all_formats: bool,  # noqa: FBT001 - a case
-    export: Export,
-) -> None:
+def test_a_payload_contains_no_weights(kind: str, export: Export, *, all_formats: bool) -> None:
     backend, context = find_usable(kind)
     for number_format, example in cases(backend, context, all_formats=all_formats):
         program = example.build()
@@ -594,33 +588,28 @@ def test_one_plan_is_used_for_weights_of_lower_precision(monkeypatch: pytest.Mon
         quantize_linear_layers(plain, calibration, max_weight=63)
 
 
-class ExactSumsCpu(Cpu):
-    """A processor that adds integer products in 32 bits."""
+def build_cpu(features: set[str], *precisions: Precision) -> Cpu:
+    """Return a processor with these features, which prefers the first precision."""
 
-    kind = "cpu"
+    class OtherCpu(Cpu):
+        kind = "cpu"
 
-    def features(self) -> frozenset[str]:
-        return frozenset({"x86_64", "avx512_vnni"})
+        def features(self) -> frozenset[str]:
+            return frozenset({"x86_64", *features})
 
-    def precisions(self) -> tuple[Precision, ...]:
-        return ("bf16", "fp32")
+        def precisions(self) -> tuple[Precision, ...]:
+            return precisions
 
-
-class InexactSumsCpu(Cpu):
-    """A processor that adds integer products in 16 bits."""
-
-    kind = "cpu"
-
-    def features(self) -> frozenset[str]:
-        return frozenset({"x86_64", "avx2"})
-
-    def precisions(self) -> tuple[Precision, ...]:
-        return ("fp32", "bf16")
+    return OtherCpu()
 
 
 def test_int8_is_refused_on_processors_whose_sums_could_overflow(tmp_path: Path) -> None:
     backend, _ = find_usable("openvino")
-    exact, inexact = (ExecutionContext(cpu(), 0, 2) for cpu in (ExactSumsCpu, InexactSumsCpu))
+    adds_in_32_bits, adds_in_16_bits = (
+        build_cpu({"avx512_vnni"}, "bf16", "fp32"),
+        build_cpu({"avx2"}, "fp32", "bf16"),
+    )
+    exact, inexact = (ExecutionContext(cpu, 0, 2) for cpu in (adds_in_32_bits, adds_in_16_bits))
     for order, accelerator in (
         (["none", "int8"], inexact.accelerator),
         (["int8", "none"], exact.accelerator),

@@ -357,11 +357,12 @@ def gaudi() -> Callable[[str], ExecutionContext]:
 
 @pytest.mark.parametrize(("tensor_cache", "is_disabled"), [(False, True), (True, False)])
 def test_gaudi_records_and_replays_a_graph_for_each_shape(
-    tensor_cache: bool,  # noqa: FBT001 - a case
-    is_disabled: bool,  # noqa: FBT001 - a case
     install: Callable[..., None],
     gaudi: Callable[[str], ExecutionContext],
     tmp_path: Path,
+    *,
+    tensor_cache: bool,
+    is_disabled: bool,
 ) -> None:
     calls: Calls = []
     recorded: dict[torch.Size, Tensor] = {}

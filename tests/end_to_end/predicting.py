@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,9 @@ import pyarrow.parquet as pq
 from distributed import datasets
 from distributed.runs import settings
 from regauge.cli import main
+from regauge.inference.export.artifact import hash_files
 from regauge.system import processes
+from regauge.system.json_files import CHECKSUM
 from regauge.training.run import attempt
 
 MakeDataset = Callable[[Path], Path]
@@ -34,6 +37,18 @@ def export_run(run: Path, folder: Path, *arguments: str) -> Path:
     """Export the model of a run; return the folder of the artifact."""
     assert main(["export", str(run), "--to", str(folder), *(arguments or EAGER)]) == 0
     return folder
+
+
+def update_manifest(
+    folder: Path, change: Callable[[dict[str, Any]], object] = lambda _: None
+) -> None:
+    """Change the manifest of an artifact, with the hashes of the present files."""
+    path = folder / "manifest.json"
+    document: dict[str, Any] = json.loads(path.read_text())
+    document.pop(CHECKSUM, None)
+    document["files"] = {name: item.model_dump() for name, item in hash_files(folder).items()}
+    change(document)
+    path.write_text(json.dumps(document))
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:

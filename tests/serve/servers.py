@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,11 +21,9 @@ import pytest
 import regauge
 from distributed import datasets
 from distributed.runs import settings
-from end_to_end.predicting import EAGER, export_run
-from regauge.inference.export.artifact import hash_files
+from end_to_end.predicting import EAGER, export_run, update_manifest
 from regauge.inference.export.manifest import BUCKET_TIMES
 from regauge.system import processes
-from regauge.system.json_files import CHECKSUM
 from regauge.training.run import attempt
 from serve import chaos_backend
 
@@ -69,18 +66,6 @@ def _build_once(folder: Path, seed: int) -> Path:
     if not (folder / "artifact").is_dir():
         build_encoder(folder, seed)
     return folder / "artifact"
-
-
-def update_manifest(
-    folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: None
-) -> None:
-    """Change the manifest of an artifact, with the hashes of the present files."""
-    path = folder / "manifest.json"
-    document: dict[str, Any] = json.loads(path.read_text())
-    document.pop(CHECKSUM, None)
-    document["files"] = {name: item.model_dump() for name, item in hash_files(folder).items()}
-    change(document)
-    path.write_text(json.dumps(document))
 
 
 def copy_artifact(original: Path, folder: Path) -> Path:

@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 
 import regauge
-from end_to_end.predicting import EAGER, export_run, random_texts, train_model, write_records
+from end_to_end.predicting import (
+    EAGER,
+    export_run,
+    random_texts,
+    train_model,
+    update_manifest,
+    write_records,
+)
 from regauge import accelerators
 from regauge.cli import main
 from regauge.config import FORMAT
 from regauge.inference.backends import ExecutionContext, Payload, Runner
 from regauge.inference.backends.eager import EagerBackend
-from regauge.inference.export.artifact import Artifact, hash_files, is_artifact, open_artifact
+from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact
 from regauge.system.errors import DataError, PreflightError, RegaugeError, SettingsError
 from regauge.system.json_files import CHECKSUM
 
@@ -51,7 +58,7 @@ def artifact(original: Path, tmp_path: Path) -> Path:
     shutil.copytree(original, folder)
     ran = tmp_path / "ran"
     (folder / PAYLOAD).write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
-    update_hashes(folder)
+    update_manifest(folder)
     return folder
 
 
@@ -63,12 +70,6 @@ def read_document(folder: Path) -> dict[str, Any]:
 def write_document(folder: Path, document: object) -> None:
     text = document if isinstance(document, str) else json.dumps(document)
     (folder / "manifest.json").write_text(text)
-
-
-def update_hashes(folder: Path) -> None:
-    """Write the hashes of the present files into the manifest."""
-    files = {name: digest.model_dump() for name, digest in hash_files(folder).items()}
-    write_document(folder, {**read_document(folder), "files": files})
 
 
 def assert_refused(folder: Path, kind: type[RegaugeError], *excerpts: str) -> str:
@@ -281,17 +282,14 @@ def test_custom_code_that_a_manifest_names_is_not_imported(
     (tmp_path / "foreign_backend.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    changed = read_document(artifact)
-    changed["compiled"]["backend"] = {"kind": "foreign_backend:Evil"}
-    write_document(artifact, changed)
+    backend = {"kind": "foreign_backend:Evil"}
+    update_manifest(artifact, lambda it: it["compiled"].update(backend=backend))
     assert_refused(artifact, DataError, "'foreign_backend:Evil' is custom code, but the run file")
     assert not (tmp_path / "ran").exists()
 
 
 def set_target(folder: Path, **changes: Any) -> None:
-    changed = read_document(folder)
-    changed["target"] |= changes
-    write_document(folder, changed)
+    update_manifest(folder, lambda it: it["target"].update(changes))
 
 
 def test_missing_cpu_features_are_named(artifact: Path) -> None:
@@ -330,7 +328,7 @@ def test_a_backend_that_is_not_installed_is_named(
 
 
 def set_proof(folder: Path, proof: Any) -> None:
-    write_document(folder, {**read_document(folder), "batch_invariance": proof})
+    update_manifest(folder, lambda it: it.update(batch_invariance=proof))
 
 
 def test_batch_invariance_needs_a_proof_for_this_chip(artifact: Path) -> None:
@@ -374,15 +372,9 @@ def test_predict_exits_with_the_error_line_and_its_code(
 ) -> None:
     source = write_records(tmp_path / "texts.jsonl", 3)
     damage(artifact)
-    arguments = [
-        "--source",
-        str(source),
-        "--to",
-        str(tmp_path / "out"),
-        "execution.executor=inline",
-    ]
+    command = ["predict", str(artifact), "--source", str(source), "--to", str(tmp_path / "out")]
     capsys.readouterr()
-    assert main(["predict", str(artifact), *arguments]) == code
+    assert main([*command, "execution.executor=inline"]) == code
     error = [line for line in capsys.readouterr().err.splitlines() if " rows/s" not in line]
     assert len(error) == 1
     assert message in error[0]

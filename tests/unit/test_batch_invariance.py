@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -37,18 +38,23 @@ def batch_sizes(result: InvariantBuckets | None) -> list[tuple[int, ...]]:
     return [bucket.batch_sizes for bucket in result.buckets]
 
 
-class SizeDependentRunner(CountingRunner):
-    """Differs in the last bit at some batch sizes, as another order of summation does."""
+class ChangedRunner(CountingRunner):
+    """Changes the outputs of a batch, given its outputs and tokens."""
 
-    def __init__(self, *sizes: tuple[int, int]) -> None:
+    def __init__(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self._sizes: Collection[tuple[int, int]] = sizes
+        self._change = change
 
     def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-        outputs = super().__call__(tokens, lengths, *features)
-        if tuple(tokens.shape) in self._sizes:
-            return outputs * (1 + torch.finfo(torch.float32).eps)
-        return outputs
+        return self._change(super().__call__(tokens, lengths, *features), tokens)
+
+
+def depend_on_size(*sizes: tuple[int, int]) -> ChangedRunner:
+    """Return a runner that differs in the last bit at some batch sizes, as other sums do."""
+    factor = 1 + torch.finfo(torch.float32).eps
+    return ChangedRunner(
+        lambda outputs, tokens: outputs * factor if tuple(tokens.shape) in sizes else outputs
+    )
 
 
 def test_an_invariant_program_keeps_every_batch_size() -> None:
@@ -63,12 +69,12 @@ def test_an_invariant_program_keeps_every_batch_size() -> None:
 
 
 def test_only_batch_sizes_that_differ_are_removed() -> None:
-    result = check(SizeDependentRunner((4, 4), (1, 4), (3, 8)))
+    result = check(depend_on_size((4, 4), (1, 4), (3, 8)))
     assert batch_sizes(result) == [(16, 8, 2), (12, 6, 1), (1,)]
 
 
 def test_if_the_largest_batch_size_differs_only_it_is_kept() -> None:
-    assert batch_sizes(check(SizeDependentRunner((16, 4)))) == [(16,), (12, 6, 3, 1), (1,)]
+    assert batch_sizes(check(depend_on_size((16, 4)))) == [(16,), (12, 6, 3, 1), (1,)]
 
 
 def test_only_declared_batch_sizes_are_computed() -> None:
@@ -78,44 +84,37 @@ def test_only_declared_batch_sizes_are_computed() -> None:
     assert set(runner.shapes) == {(9, 4), (5, 4)}
 
 
-def test_a_program_that_depends_on_other_rows_has_no_proof() -> None:
-    class NeighbourRunner(CountingRunner):
-        def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-            outputs = super().__call__(tokens, lengths, *features)
-            return outputs + torch.roll(outputs, 1, 0)
-
-    assert check(NeighbourRunner()) is None
+def add_positions(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs + torch.arange(len(outputs))[:, None]
 
 
-def test_a_program_that_depends_on_the_position_of_a_row_has_no_proof() -> None:
-    class PositionRunner(CountingRunner):
-        def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-            outputs = super().__call__(tokens, lengths, *features)
-            return outputs + torch.arange(len(outputs))[:, None]
-
-    assert check(PositionRunner()) is None
+def add_means_of_pairs(outputs: Tensor, _: Tensor) -> Tensor:
+    if len(outputs) != 16:  # only in the largest batch
+        return outputs
+    return outputs + outputs.view(8, 2, -1).mean(1).repeat_interleave(2, 0)
 
 
-def test_a_program_that_depends_on_the_neighbor_of_a_row_has_no_proof() -> None:
-    class PairRunner(CountingRunner):
-        def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-            outputs = super().__call__(tokens, lengths, *features)
-            if len(outputs) != 16:  # only in the largest batch
-                return outputs
-            return outputs + outputs.view(8, 2, -1).mean(1).repeat_interleave(2, 0)
-
-    assert check(PairRunner(), BUCKETS[:1]) is None
+@pytest.mark.parametrize(
+    ("change", "buckets"),
+    [
+        (lambda outputs, _: outputs + torch.roll(outputs, 1, 0), BUCKETS),
+        (add_positions, BUCKETS),
+        (add_means_of_pairs, BUCKETS[:1]),
+    ],
+    ids=["other rows", "position", "neighbor"],
+)
+def test_a_program_that_depends_on_other_rows_or_the_position_has_no_proof(
+    change: Callable[[Tensor, Tensor], Tensor], buckets: tuple[Bucket, ...]
+) -> None:
+    assert check(ChangedRunner(change), buckets) is None
 
 
 def test_one_bucket_without_a_proof_fails_the_check() -> None:
-    class LongPositionRunner(CountingRunner):
-        def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
-            outputs = super().__call__(tokens, lengths, *features)
-            positions = torch.arange(len(outputs))[:, None]
-            return outputs + positions if tokens.shape[1] == 8 else outputs
+    def change(outputs: Tensor, tokens: Tensor) -> Tensor:
+        return add_positions(outputs, tokens) if tokens.shape[1] == 8 else outputs
 
-    assert check(LongPositionRunner()) is None
-    assert check(LongPositionRunner(), BUCKETS[:1]) is not None
+    assert check(ChangedRunner(change)) is None
+    assert check(ChangedRunner(change), BUCKETS[:1]) is not None
 
 
 def test_each_bucket_is_reported() -> None:
@@ -159,7 +158,7 @@ def test_of_many_lengths_some_are_checked_with_all_their_batch_sizes() -> None:
 
 def test_all_lengths_are_checked_if_a_size_of_one_differs() -> None:
     inner = next(bucket.length for bucket in MANY if bucket.length not in first_lengths())
-    runner = SizeDependentRunner((1, MANY[-1].length), (2, inner))
+    runner = depend_on_size((1, MANY[-1].length), (2, inner))
     result = check(runner, MANY)
     assert result is not None
     assert lengths_of(runner) == {bucket.length for bucket in MANY}

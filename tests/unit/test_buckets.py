@@ -56,8 +56,7 @@ def record_indices(batches: list[BucketBatch]) -> list[int]:
 
 @given(case=cases(), pad=st.booleans())
 def test_every_text_is_in_one_batch_of_the_smallest_bucket_that_fits(
-    case: Case,
-    pad: bool,  # noqa: FBT001 - hypothesis draws it
+    case: Case, *, pad: bool
 ) -> None:
     buckets, lengths, halvings = case
     batches = list(Buckets(buckets, needs_row_padding=pad).make_batches(lengths, halvings))
@@ -71,8 +70,7 @@ def test_every_text_is_in_one_batch_of_the_smallest_bucket_that_fits(
 
 @given(case=cases(), pad=st.booleans())
 def test_longer_texts_come_first_and_equal_lengths_keep_their_order(
-    case: Case,
-    pad: bool,  # noqa: FBT001 - hypothesis draws it
+    case: Case, *, pad: bool
 ) -> None:
     buckets, lengths, halvings = case
     batches = Buckets(buckets, needs_row_padding=pad).make_batches(lengths, halvings)
@@ -106,9 +104,7 @@ def test_an_unpadded_batch_has_no_empty_rows_and_at_most_the_halved_batch_size(c
 
 @given(case=cases(), pad=st.booleans(), data=st.data())
 def test_selected_texts_are_batched_as_if_there_were_no_others(
-    case: Case,
-    pad: bool,  # noqa: FBT001 - hypothesis draws it
-    data: st.DataObject,
+    case: Case, data: st.DataObject, *, pad: bool
 ) -> None:
     shapes, lengths, halvings = case
     selected = (
@@ -218,10 +214,7 @@ def test_empty_batches_have_every_declared_shape() -> None:
     is_dynamic=st.booleans(),
 )
 def test_buckets_reach_the_longest_text_and_respect_the_token_budget(
-    max_length: int,
-    tokens: int,
-    rows: int,
-    is_dynamic: bool,  # noqa: FBT001 - hypothesis draws it
+    max_length: int, tokens: int, rows: int, *, is_dynamic: bool
 ) -> None:
     settings = BucketSettings(max_batch_tokens=tokens, max_batch_size=rows)
     buckets = build_buckets(settings, max_length, has_dynamic_shapes=is_dynamic)

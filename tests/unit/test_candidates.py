@@ -65,18 +65,43 @@ def list_on_cpu(spec: ProgramSpec, **options: Any) -> list[tuple[str, str, bool]
     return describe(list_candidates(settings, Bf16Cpu(), spec)[0])
 
 
-def test_on_cpus_a_graph_replaces_machine_code(spec: ProgramSpec) -> None:
-    assert list_on_cpu(spec) == [
-        ("openvino", "bf16", False),
-        ("openvino", "fp32", False),
-        ("onnx", "fp32", False),
-        ("eager", "bf16", False),
-        ("eager", "fp32", False),
-    ]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {},
+            [
+                ("openvino", "bf16", False),
+                ("openvino", "fp32", False),
+                ("onnx", "fp32", False),
+                ("eager", "bf16", False),
+                ("eager", "fp32", False),
+            ],
+        ),
+        (
+            {"backends": ["inductor", "eager"], "precisions": ["fp32"]},
+            [("inductor", "fp32", False), ("eager", "fp32", False)],
+        ),
+        (
+            {"backends": ["eager"], "precisions": ["fp32", "bf16"]},
+            [("eager", "bf16", False), ("eager", "fp32", False)],
+        ),
+        (
+            {"backends": ["inductor"], "threads": [1, 2]},
+            [("inductor", "bf16", False), ("inductor", "fp32", True)] * 2,
+        ),
+        ({"fast": True}, [("openvino", "bf16", False), ("openvino", "fp32", True)]),
+    ],
+)
+def test_candidates_are_the_named_ones_or_graphs(
+    spec: ProgramSpec, options: dict[str, Any], expected: list[tuple[str, str, bool]]
+) -> None:
+    assert list_on_cpu(spec, **options) == expected
+
+
+def test_a_backend_that_is_left_out_has_a_reason(spec: ProgramSpec) -> None:
     left_out = list_candidates(Candidates(), Bf16Cpu(), spec)[1]
-    assert left_out == {
-        "inductor": "compiles machine code; name it in candidates.backends",
-    }
+    assert left_out == {"inductor": "compiles machine code; name it in candidates.backends"}
 
 
 def test_by_default_every_quantization_and_every_fast_precision_is_tried(
@@ -124,27 +149,6 @@ def test_without_a_graph_machine_code_is_compiled(
 ) -> None:
     monkeypatch.setattr(module, "list_usable", lambda _: [EagerBackend(), InductorBackend()])
     assert {kind for kind, _, _ in list_on_cpu(spec)} == {"eager", "inductor"}
-
-
-def test_named_backends_are_all_compiled(spec: ProgramSpec) -> None:
-    backends = ["inductor", "eager"]
-    candidates = list_on_cpu(spec, backends=backends, precisions=["fp32"])
-    assert sorted(candidates) == [("eager", "fp32", False), ("inductor", "fp32", False)]
-
-
-def test_named_precisions_are_all_tried(spec: ProgramSpec) -> None:
-    candidates = list_on_cpu(spec, backends=["eager"], precisions=["fp32", "bf16"])
-    assert candidates == [("eager", "bf16", False), ("eager", "fp32", False)]
-
-
-def test_each_number_of_threads_has_its_fallback(spec: ProgramSpec) -> None:
-    candidates = list_on_cpu(spec, backends=["inductor"], threads=[1, 2])
-    assert candidates == [("inductor", "bf16", False), ("inductor", "fp32", True)] * 2
-
-
-def test_the_fast_candidate_is_the_best_graph_with_its_fallback(spec: ProgramSpec) -> None:
-    expected = [("openvino", "bf16", False), ("openvino", "fp32", True)]
-    assert list_on_cpu(spec, fast=True) == expected
 
 
 def test_the_fast_candidate_is_not_compiled_to_machine_code(

@@ -1,14 +1,10 @@
-"""Energy meters: the counters of the kernel and of NVIDIA's driver."""
+"""Energy meters: the counters of the kernel."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
-
-from regauge.accelerators import _host_counters, _nvml
+from regauge.accelerators import _host_counters
 
 
 def write_zone(
@@ -52,43 +48,3 @@ def test_one_unreadable_package_disables_the_meter(tmp_path: Path) -> None:
     write_zone(tmp_path, "rapl:0", "package-0", 5)
     write_zone(tmp_path, "rapl:1", "package-1", 5).write_text("denied")
     assert _host_counters.start_energy_meter(tmp_path) is None
-
-
-class UnknownError(Exception):
-    """The error of NVML."""
-
-
-class Driver(SimpleNamespace):
-    """A stand-in for NVML that returns the millijoules of one GPU."""
-
-    NVMLError = UnknownError
-    millijoules = 5_000
-
-    def nvmlInit(self) -> None:  # noqa: N802 - the names of NVML
-        pass
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid != "GPU-1":
-            raise UnknownError
-        return uuid
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: str) -> int:  # noqa: N802
-        assert device == "GPU-1"
-        return self.millijoules
-
-
-def test_the_gpu_meter_starts_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    meter = _nvml.start_meter("GPU-1")
-    assert meter is not None
-    driver.millijoules = 7_500
-    assert meter() == 2.5
-    assert _nvml.start_meter("GPU-2") is None
-
-
-def test_without_the_python_package_there_is_no_gpu_meter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert _nvml.start_meter("GPU-1") is None

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from distributed import datasets
-from end_to_end.predicting import EAGER, export_run, train_model, write_records
+from end_to_end.predicting import EAGER, export_run, train_model, update_manifest, write_records
 from end_to_end.test_custom_module import CODE
 from regauge.cli import main
-from regauge.inference.export.artifact import hash_files, open_artifact
+from regauge.inference.export.artifact import open_artifact
 from regauge.inference.export.engine import load_engine
 from regauge.inference.export.parity_rows import (
     RELATIVE_LIMIT,
@@ -36,7 +36,6 @@ from regauge.inference.export.probe_texts import ProbeTexts
 from regauge.inference.export.records import TensorRecords, TextRecords
 from regauge.system import choices
 from regauge.system.errors import DataError
-from regauge.system.json_files import CHECKSUM
 from unit.runners import random_ids
 
 QUICK_EXPORT = (*EAGER, "parity.metrics=false", "buckets.lengths=[8,16,32]")
@@ -85,16 +84,6 @@ def check_artifact(folder: Path) -> ParityRows:
     return rows
 
 
-def update_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest, with the hashes of the present files."""
-    path = folder / "manifest.json"
-    document: dict[str, Any] = json.loads(path.read_text())
-    del document[CHECKSUM]
-    document["files"] = {name: item.model_dump() for name, item in hash_files(folder).items()}
-    change(document)
-    path.write_text(json.dumps(document))
-
-
 def copy_artifact(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "copy"))
 
@@ -122,31 +111,26 @@ def test_the_stored_texts_have_different_lengths(encoder: Path) -> None:
     assert rows.origin == "source 'jsonl'"
 
 
-def test_other_pooling_is_reported_with_the_row(encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("table", "changes", "problem"),
+    [
+        ("pooling", {"modes": ["cls"]}, r"row \d of parity_rows\.json \('w.*'\) differs by"),
+        ("pooling", {"normalize": False}, r"row 0 of parity_rows\.json"),
+        (
+            "tokenization",
+            {"prompts": {"q": "w9 "}, "default_prompt": "q"},
+            r"row 0 of parity_rows\.json",
+        ),
+    ],
+)
+def test_other_pooling_or_another_prompt_is_reported_with_the_row(
+    encoder: Path, tmp_path: Path, table: str, changes: dict[str, Any], problem: str
+) -> None:
     folder = copy_artifact(encoder, tmp_path)
-    update_manifest(folder, lambda it: it["program"]["pooling"].update(modes=["cls"]))
-    with pytest.raises(
-        DataError, match=r"row \d of parity_rows\.json \('w.*'\) differs by"
-    ) as error:
+    update_manifest(folder, lambda it: it["program"][table].update(changes))
+    with pytest.raises(DataError, match=problem) as error:
         check_artifact(folder)
     assert error.value.remedy == "export the artifact again on this machine"
-
-
-def test_vectors_that_are_not_normalized_are_reported(encoder: Path, tmp_path: Path) -> None:
-    folder = copy_artifact(encoder, tmp_path)
-    update_manifest(folder, lambda it: it["program"]["pooling"].update(normalize=False))
-    with pytest.raises(DataError, match=r"row 0 of parity_rows\.json"):
-        check_artifact(folder)
-
-
-def test_another_prompt_is_reported(encoder: Path, tmp_path: Path) -> None:
-    def add_prompt(document: dict[str, Any]) -> None:
-        document["program"]["tokenization"].update(prompts={"q": "w9 "}, default_prompt="q")
-
-    folder = copy_artifact(encoder, tmp_path)
-    update_manifest(folder, add_prompt)
-    with pytest.raises(DataError, match=r"row 0 of parity_rows\.json"):
-        check_artifact(folder)
 
 
 def test_other_weights_are_reported(encoder: Path, tmp_path: Path) -> None:
@@ -158,7 +142,7 @@ def test_other_weights_are_reported(encoder: Path, tmp_path: Path) -> None:
         for name, value in load_file(path).items()
     }
     save_file(weights, path)
-    update_manifest(folder, lambda _: None)
+    update_manifest(folder)
     with pytest.raises(DataError, match=r"row 0 of parity_rows\.json"):
         check_artifact(folder)
 
@@ -174,7 +158,7 @@ def test_an_older_artifact_has_no_rows(encoder: Path, tmp_path: Path) -> None:
     folder = copy_artifact(encoder, tmp_path)
     for path in folder.glob("parity_rows*"):
         path.unlink()
-    update_manifest(folder, lambda _: None)
+    update_manifest(folder)
     assert read_parity_rows(open_artifact(folder)) is None
 
 
@@ -191,7 +175,7 @@ def test_damaged_rows_are_refused(
 ) -> None:
     folder = copy_artifact(encoder, tmp_path)
     (folder / name).write_bytes(content)
-    update_manifest(folder, lambda _: None)
+    update_manifest(folder)
     with pytest.raises(DataError, match=message):
         read_parity_rows(open_artifact(folder))
 
@@ -201,7 +185,7 @@ def test_a_missing_row_is_refused(encoder: Path, tmp_path: Path) -> None:
     document = json.loads((folder / "parity_rows.json").read_text())
     document["columns"][0].pop()
     (folder / "parity_rows.json").write_text(json.dumps(document))
-    update_manifest(folder, lambda _: None)
+    update_manifest(folder)
     with pytest.raises(DataError, match="another number of rows than its outputs"):
         read_parity_rows(open_artifact(folder))
 

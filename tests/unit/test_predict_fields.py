@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from regauge.config import build
-from regauge.data.sources import Record, Rejected, reject_undecodable
 from regauge.inference.export.manifest import ProgramEntry
 from regauge.inference.predict import fields
 from regauge.inference.predict.fields import (
@@ -228,12 +227,3 @@ def test_all_other_fields_or_the_named_ones_are_kept() -> None:
         SettingsError, match="have no field 'tags'; known: id, price, text, or set its kind"
     ):
         select_kept_fields(strange, ("text",), kinds)
-
-
-@pytest.mark.parametrize(("text", "is_valid"), [("smile 🙂", True), ("half \ud83d", False)])
-def test_lone_surrogates_are_rejected(text: str, is_valid: bool) -> None:  # noqa: FBT001
-    record = Record("f", "line 2", {"id": 1, "text": text})
-    expected = (
-        record if is_valid else Rejected("f", "line 2", "undecodable bytes", "lone surrogate")
-    )
-    assert reject_undecodable(record) == expected

@@ -95,12 +95,8 @@ def test_a_folder_can_be_claimed_twice_by_the_same_job(tmp_path: Path) -> None:
     document = json.loads((job.folder / "job.json").read_text())
     assert document["format"] == FORMAT
     assert document["predict"] == {"shard_records": 10, "batch_invariant": True}
-    assert {path.name for path in job.folder.iterdir()} == {
-        "job.json",
-        "shards",
-        "quarantine",
-        "jobs",
-    }
+    names = {path.name for path in job.folder.iterdir()}
+    assert names == {"job.json", "shards", "quarantine", "jobs"}
     before = (job.folder / "job.json").read_bytes()
     claim_job(tmp_path)
     assert (job.folder / "job.json").read_bytes() == before
@@ -378,37 +374,23 @@ def test_the_slot_comes_from_the_settings_or_the_launcher(
     assert resolve_slot(settings(tmp_path, predict=options), environment) == slot
 
 
-@pytest.mark.parametrize(
-    ("options", "environment", "message"),
-    [
-        (
-            {"job_index": 3, "job_count": 3},
-            {},
-            "predict.job_index = 3 is not below the number of jobs, 3",
-        ),
-        ({"job_index": 1}, {}, "predict.job_index = 1 is not below the number of jobs, 1"),
-        ({"job_count": 2}, KUBERNETES, "predict.job_index = 2 is not below the number of jobs, 2"),
-        ({"job_count": 2}, SLURM, "predict.job_index = 2 is not below the number of jobs, 2"),
-    ],
-)
-def test_an_index_that_is_not_below_the_count_is_refused(
-    tmp_path: Path, options: dict[str, Any], environment: Mapping[str, str], message: str
-) -> None:
-    with pytest.raises(SettingsError, match=message) as caught:
-        resolve_slot(settings(tmp_path, predict=options), environment)
-    assert "set predict.job_count to the number of jobs" in str(caught.value)
+NOT_BELOW = "predict.job_index = {} is not below the number of jobs, {}; set predict.job_count to"
 
 
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
+        ({"job_index": 3, "job_count": 3}, {}, NOT_BELOW.format(3, 3)),
+        ({"job_index": 1}, {}, NOT_BELOW.format(1, 1)),
+        ({"job_count": 2}, KUBERNETES, NOT_BELOW.format(2, 2)),
+        ({"job_count": 2}, SLURM, NOT_BELOW.format(2, 2)),
         (ARRAY, {}, 'job_count = "auto" needs the variables of a Slurm array'),
         (ARRAY, KUBERNETES, 'job_count = "auto" needs the variables of a Slurm array'),
         ({"job_count": 3}, {}, "no launcher sets the index of this job; set predict.job_index"),
         (ARRAY, {**BATCH, "AWS_BATCH_JOB_ARRAY_SIZE": "x"}, "ARRAY_SIZE = 'x' is not a number"),
     ],
 )
-def test_an_unknown_index_or_count_is_refused(
+def test_an_invalid_or_unknown_index_or_count_is_refused(
     tmp_path: Path, options: dict[str, Any], environment: Mapping[str, str], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):

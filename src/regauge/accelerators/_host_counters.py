@@ -49,7 +49,6 @@ class HostCounters:
         )
 
     def _read_utilization(self) -> float | None:
-        """Return the busy fraction since the last call."""
         before, after = self._times, _read_times()
         if before is None or after is None or after[1] <= before[1]:
             return None

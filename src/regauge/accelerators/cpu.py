@@ -239,7 +239,6 @@ def _model_name() -> str:
 
 
 def _read_cpuinfo(*names: str) -> str:
-    """Return the first value with one of these names; empty if there is none."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     values = (line.partition(":")[2].strip() for line in lines if line.startswith(names))
     return next(values, "")

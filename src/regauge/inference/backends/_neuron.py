@@ -199,7 +199,6 @@ def _parallel_state(options: NeuronOptions) -> Any:
 def _inputs_of_one_core(
     job: CompileJob, options: NeuronOptions
 ) -> list[tuple[Shape, tuple[Tensor, ...]]]:
-    """Return each shape with example inputs for one core's rows."""
     for shape in job.shapes:
         if shape.rows % options.num_cores:
             rows = f"{shape.rows} rows of {shape.length} tokens"

@@ -124,7 +124,6 @@ class StaticShapeRunner:
 
 
 def _pad_rows(spec: TensorSpec, value: Tensor, rows: int) -> Tensor:
-    """Pad an input with zeros to a number of rows."""
     if ROWS not in spec.shape:
         return value
     axis = spec.shape.index(ROWS)

@@ -54,7 +54,6 @@ class EagerBackend(Backend):
 
 
 def _group_obstacle(distributed_backend: str) -> str | None:
-    """Return why devices cannot communicate, or None."""
     from regauge.inference.backends._model_parallel.group import find_group_creator
 
     if find_group_creator(distributed_backend):

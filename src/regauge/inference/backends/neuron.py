@@ -171,7 +171,6 @@ class NeuronBackend(Backend):
 
 
 def _is_inf1_sdk() -> bool:
-    """Return whether the Inf1 (first generation) SDK is installed."""
     neuronx, neuron = map(importlib.util.find_spec, ("torch_neuronx", "torch_neuron"))
     return neuronx is None and neuron is not None
 

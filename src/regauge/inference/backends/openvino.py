@@ -158,7 +158,6 @@ def _shared_core() -> Any:
 
 
 def _name_inputs(model: Any, weights: Sequence[str], job: CompileJob) -> None:
-    """Name and shape a graph's inputs, and remove unused weights."""
     from openvino import PartialShape
 
     from regauge.models.inference_modules import named_tensors

@@ -85,8 +85,6 @@ class BucketTimes(DocumentShape, frozen=True):
 
 @dataclass(frozen=True)
 class _TimeGrid:
-    """A time for each measured length and number of rows."""
-
     lengths: list[int]
     rows: list[int]
     times: list[list[float]]

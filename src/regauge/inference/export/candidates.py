@@ -261,7 +261,6 @@ def _filter_backends(
 
 
 def _describe_formats(backend: Backend, accelerator: Accelerator) -> str:
-    """Describe a backend's precisions and quantizations, for a message."""
     return ", ".join(
         precision if quantization == "none" else f"{precision} with {quantization}"
         for precision, quantization in backend.supported_formats(accelerator)
@@ -371,7 +370,6 @@ def retime_finalists(
 
 
 def _default_precisions(accelerator: Accelerator) -> tuple[Precision, ...]:
-    """Return fp32 and this device's faster precisions."""
     precisions = accelerator.precisions()
     return precisions[: precisions.index("fp32") + 1] if "fp32" in precisions else precisions
 
@@ -406,8 +404,6 @@ def _time_engine(
 
 
 class _UncompiledRunner(Runner):
-    """Runs a program without compiling it."""
-
     def __init__(self, program: nn.Module) -> None:
         self._program = program
 

@@ -262,7 +262,6 @@ def _measure(
 
 
 def _explain_losses(context: ExportContext, selected: Trial, trials: list[Trial]) -> None:
-    """Add to each other candidate's row why it was not selected."""
     max_loss = context.settings.parity.max_loss
     for trial in trials:
         if trial is selected or LOST in trial.row:
@@ -276,7 +275,6 @@ def _explain_losses(context: ExportContext, selected: Trial, trials: list[Trial]
 
 
 def _slowdown(context: ExportContext, timing: Row, best: Row) -> float:
-    """Return by which factor a timing is worse than the best one."""
     figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
     ratio: float = best[figure] / timing[figure]
     return ratio if higher_is_better else 1 / ratio
@@ -316,7 +314,6 @@ def _check_invariance(
 def _write_parity_rows(
     context: ExportContext, best: LoadedCandidate, probe: ProbeTexts, folder: Path
 ) -> None:
-    """Store a few records with a candidate's outputs, if the settings ask for it."""
     count = context.settings.parity.stored_rows
     if not count:
         return

@@ -157,7 +157,6 @@ class TextStream:
 
 
 def _encode_prompt(preprocessor: Preprocessor, prompt: Any) -> EncodedRecords:
-    """Tokenize a prompt; raises DataError if it is invalid."""
     if isinstance(prompt, str):
         return preprocessor.encode_records([[prompt]])
     if not isinstance(prompt, Mapping | Sequence):

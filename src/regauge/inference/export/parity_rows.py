@@ -304,7 +304,6 @@ def _format_shape(outputs: np.ndarray) -> str:
 
 
 def _name_arrays(records: Records | None) -> dict[str, np.ndarray]:
-    """Return name -> array in order; empty for None."""
     if records is None:
         return {}
     if isinstance(records, TensorRecords):

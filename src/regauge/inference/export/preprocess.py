@@ -332,7 +332,6 @@ class Preprocessor:
 
     @cached_property
     def _template(self) -> chat_templates.ChatTemplate:
-        """The tokenizer's chat template, loaded on first use."""
         return chat_templates.load_template(self._folder, None)
 
     def decode(self, ids: np.ndarray) -> list[str]:
@@ -344,7 +343,6 @@ class Preprocessor:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
-        """Encode text pairs with the tokenizer's pair template."""
         pairs = self._tokenizer.encode_pairs(
             firsts,
             seconds,
@@ -394,7 +392,6 @@ def _summarize_truncation(records: TextRecords, flags: np.ndarray) -> EncodedRec
 
 
 def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a character span without surrounding white space."""
     content = text[start:end]
     start += len(content) - len(content.lstrip())
     return start, start + len(content.strip())

@@ -81,7 +81,6 @@ def select_probe_texts(
 
 
 def _random_text(vocabulary: Sequence[str], key: int) -> str:
-    """Return random words, determined by the key."""
     draws = hash_keys(key, np.arange(1 + max(WORD_COUNTS), dtype=np.uint64))
     count = WORD_COUNTS[int(draws[0] % np.uint64(len(WORD_COUNTS)))]
     indices = draws[1 : 1 + count] % np.uint64(len(vocabulary))

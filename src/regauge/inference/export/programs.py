@@ -146,7 +146,6 @@ def _build_classifier_spec(
     tokenization: Tokenization | None,
     trained: InputSpec | None,
 ) -> ProgramSpec:
-    """Return a classifier's program: class scores, or a single value."""
     input_spec = trained or ONE_TEXT
     if settings.pair_fields is not None:
         input_spec = InputSpec(text_fields=settings.pair_fields, is_pair=True)
@@ -173,7 +172,6 @@ def _build_classifier_spec(
 def _build_tagger_spec(
     folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
 ) -> ProgramSpec:
-    """Return a token classifier's program: the entities in a text."""
     input_spec = trained or ONE_TEXT
     module = TokenClassifier(model, DropoutKeys())
     tokenization = resolve_tokenization(folder, None, settings, module.max_tokens, trained)
@@ -201,7 +199,6 @@ def _read_activation(
 
 
 def _check_head(folder: Path, model: PreTrainedModel) -> None:
-    """Raise SettingsError if a model's head outputs are neither classes nor tokens."""
     name = architectures.class_name(model)
     if name.endswith(UNSUPPORTED_HEADS):
         problem = f"'{folder}' is a {name}, whose head is not supported"
@@ -209,7 +206,6 @@ def _check_head(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _check_encoder(folder: Path, model: PreTrainedModel) -> None:
-    """Raise SettingsError if a model has an encoder and a decoder."""
     name = architectures.class_name(model)
     if model.config.is_encoder_decoder and not name.endswith("EncoderModel"):
         problem = f"'{folder}' is a {name}, an encoder with a decoder"
@@ -217,7 +213,6 @@ def _check_encoder(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _check_vocabulary(folder: Path, model: PreTrainedModel) -> None:
-    """Raise SettingsError if a folder's tokenizer has tokens unknown to the model."""
     if not (folder / "tokenizer.json").is_file():
         return
     embeddings: Any = model.get_input_embeddings()
@@ -414,7 +409,6 @@ def _measure_width(program: nn.Module) -> int:
 
 
 def _load_dense_layers(module: Encoder, pooling: Pooling, folder: Path) -> None:
-    """Load the weights for the linear layers after the pooling."""
     for layer, dense in zip(module.pool.dense, pooling.dense, strict=True):
         weights = read_weights(folder / dense.folder)
         try:

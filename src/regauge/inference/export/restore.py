@@ -73,7 +73,6 @@ def restore_program(
 def _load_weights(
     program: nn.Module, manifest: ArtifactManifest, weights: Mapping[str, Tensor]
 ) -> nn.Module:
-    """Load a program's weights, in the compiled precision and in evaluation mode."""
     cast_program(program, precision_dtype(manifest.compiled.precision))
     tied: dict[int, Any] = {}
     for name, value in program.named_parameters(remove_duplicate=False):
@@ -89,7 +88,6 @@ def _load_weights(
 def _build_program(
     model: PreTrainedModel, folder: Path, entry: ProgramEntry, tokenization: Tokenization
 ) -> nn.Module:
-    """Return a text program without weights."""
     if entry.fields.ranking is not None:
         return RankProgram(_build_ranker(model, folder, entry.fields))
     if entry.output_kind == "text":

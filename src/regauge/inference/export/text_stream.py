@@ -89,7 +89,6 @@ class AnswerText:
         return len(text) - max(sizes, default=0)
 
     def _release(self, count: int) -> str:
-        """Return the unreleased characters up to `count`."""
         part = self._text[self._num_released : count]
         self._num_released = max(self._num_released, count)
         return part

@@ -91,7 +91,6 @@ def build_custom_spec(
 
 
 def _load_module(folder: Path, task: Task, manifest: DatasetManifest) -> TextModule:
-    """Return a task's module with a folder's weights."""
     module = _build_on_meta(folder, task, manifest)
     materialize(module, build_initial_weights(module, Model(path=str(folder)), seed=0))
     return module

@@ -129,7 +129,6 @@ def recommend_export(artifact: Artifact) -> None:
 
 
 def _load_spec(path: str, folder: Path, text: TextSettings) -> ProgramSpec:
-    """Return a folder's program; a run reads its task's fields."""
     from regauge.inference.export.sources import build_source_spec
     from regauge.inference.export.trained_task import find_task_with_dataset
 

@@ -64,8 +64,6 @@ def infer_fields(
 
 
 class _FieldSample:
-    """Field kinds in the records so far."""
-
     def __init__(self, kinds: FieldKinds) -> None:
         self.kinds = dict(kinds)
         self.num_records = 0

@@ -281,7 +281,6 @@ def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> J
 
 
 def _read_count(environment: Mapping[str, str]) -> int:
-    """Return how many jobs the array has; raises SettingsError outside an array."""
     if (size := read_array_size(environment)) is not None:
         return size
     if (count := environment.get("SLURM_ARRAY_TASK_COUNT")) is None:
@@ -291,7 +290,6 @@ def _read_count(environment: Mapping[str, str]) -> int:
 
 
 def _read_index(environment: Mapping[str, str]) -> int:
-    """Return this task's index in an array or an indexed Job; raises SettingsError."""
     if (index := read_array_index(environment)) is not None:
         return index
     if (task := environment.get("SLURM_ARRAY_TASK_ID")) is not None:

@@ -110,7 +110,6 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
 
 
 def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> PredictSettings:
-    """Return settings with a number of records per shard."""
     if settings.predict.shard_records != "auto":
         return settings
     is_text = program.output_kind == "text"
@@ -129,7 +128,6 @@ def check_output_folder(plan: PredictPlan) -> None:
 
 
 def _open_hashes(job: PredictJob) -> InputHashes:
-    """Return the hashes stored by the jobs in the output folder."""
     return InputHashes(sorted((job.folder / JOBS).glob(f"*/{INPUT_HASHES}")))
 
 
@@ -258,13 +256,11 @@ def _find_price(settings: PredictSettings) -> MachinePrice | None:
 
 
 def _check_limit(settings: PredictSettings) -> None:
-    """Raise SettingsError for a cost limit if the machine's price is unknown."""
     if settings.predict.max_usd is not None and _find_price(settings) is None:
         problem = "predict.max_usd needs the price of this machine, which is unknown"
         raise SettingsError(problem, "set execution.price.usd_per_hour or execution.price.instance")
 
 
 def _clear_scratch(job: PredictJob) -> None:
-    """Remove a killed command's unfinished files."""
     shutil.rmtree(job.job_folder / SCRATCH, ignore_errors=True)
     (job.job_folder / SCRATCH).mkdir()

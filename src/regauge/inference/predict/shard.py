@@ -151,8 +151,6 @@ class PieceReader:
 
 
 class _ShardRecords:
-    """A shard's valid records, and the others with reasons."""
-
     def __init__(self, preprocessor: Preprocessor, record_spec: RecordSpec) -> None:
         self._preprocessor = preprocessor
         self._record_spec = record_spec
@@ -333,7 +331,6 @@ class ShardWriter:
         return [self._write_file(QUARANTINE, name, lambda file: file.write(text.encode()))]
 
     def _write_file(self, subfolder: str, name: str, write: Callable[[IO[bytes]], object]) -> Path:
-        """Write a file in the scratch folder and rename it into the output folder."""
         path = self.folder / subfolder / name
         with (
             replace_atomically(path, self.scratch_folder) as temporary,
@@ -357,7 +354,6 @@ def _check_values(record: Record, record_spec: RecordSpec) -> Rejected | None:
 
 
 def _is_number(value: Value) -> bool:
-    """Return whether a value can be a numeric feature."""
     try:
         encode_value(value, "float")
     except TypeError:

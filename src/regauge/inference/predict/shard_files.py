@@ -86,7 +86,6 @@ class ShardColumns:
         write_csv(build_table(outputs, self._kept, self._kinds), file)
 
     def _list_kept(self, name: str) -> list[Any]:
-        """Return a kept field's values as JSON values."""
         values, kind = self._kept[name], self._kinds[name]
         if kind in JSON_KINDS:
             return list(values)

@@ -30,8 +30,6 @@ class ShardId(NamedTuple):
 
 @dataclass
 class _PieceState:
-    """A piece's finished or claimed parts."""
-
     finished_parts: set[int] = field(default_factory=set)
     next_part: int = 0
     """First unclaimed part."""

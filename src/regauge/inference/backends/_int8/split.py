@@ -114,7 +114,6 @@ def _has_equal_output(
     inputs: tuple[Tensor, ...],
     expected: Tensor,
 ) -> bool:
-    """Return whether a program computes the same with some layers replaced."""
     replace_modules(program, probes)
     try:
         output: Tensor = program(*inputs)

@@ -90,8 +90,6 @@ class ModelParallelRunner(Runner):
 
 
 class _Ranks:
-    """One program's ranks, from start to end."""
-
     def __init__(self, payload: Payload, context: ExecutionContext, config: ParallelConfig) -> None:
         self._payload = payload
         self._context = context
@@ -168,7 +166,6 @@ class _Ranks:
         )
 
     def _build_shard(self, program: nn.Module, group: RankGroup) -> nn.Module:
-        """Return a rank's shard on the meta device."""
         return build_shard(copy_to_meta(program), group, self._config.parallelism)
 
     @torch.no_grad()

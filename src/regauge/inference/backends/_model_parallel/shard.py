@@ -152,7 +152,6 @@ def _apply_tensor_parallelism(program: nn.Module, group: RankGroup) -> None:
 
 
 def _layer_options(layer: nn.Linear) -> dict[str, Any]:
-    """Return the options shared by a layer and its shard."""
     return {"bias": layer.bias is not None, "device": META, "dtype": layer.weight.dtype}
 
 

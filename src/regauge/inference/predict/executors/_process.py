@@ -74,7 +74,6 @@ class ShardPipeline:
             self.send("shard", line=line)
 
     def _receive_shard(self) -> Any:
-        """Return the next shard, or END if the pipe is closed."""
         try:
             return self._pipe.recv()
         except EOFError:
@@ -116,7 +115,6 @@ def run_worker_process(pipe: Connection) -> None:
 
 
 def _exit_with(pipe: Connection, error: BaseException) -> None:
-    """Send an error to the parent process and exit."""
     reported = error if isinstance(error, RegaugeError) else RegaugeError(*_describe(error))
     with suppress(BrokenPipeError):
         pipe.send({"event": "failed", "error": reported})
@@ -124,6 +122,5 @@ def _exit_with(pipe: Connection, error: BaseException) -> None:
 
 
 def _describe(error: BaseException) -> tuple[str, str]:
-    """Return an unexpected error's problem and remedy."""
     problem, _, remedy = describe_error(error)[0].rpartition("; ")
     return problem, remedy

@@ -46,8 +46,6 @@ class Local(Executor):
 
 @dataclass
 class _WorkerProcess:
-    """A worker process with claimed shards."""
-
     device: int
     """Device index; identifies the worker."""
     child: FunctionProcess
@@ -60,8 +58,6 @@ class _WorkerProcess:
 
 
 class _WorkerPool:
-    """A job's worker processes."""
-
     def __init__(self, spec: WorkerSpec, shard_queue: ShardQueue) -> None:
         self._spec = spec
         self._shard_queue = shard_queue

@@ -84,7 +84,6 @@ class PieceWorker:
 
 
 def _import_ray() -> Any:
-    """Import `ray`; raises SettingsError if it is not installed."""
     try:
         import ray
         import ray.data

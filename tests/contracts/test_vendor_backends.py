@@ -872,43 +872,43 @@ def inf1_calls(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) ->
     return calls
 
 
+CPU = ExecutionContext(parse("accelerators", "cpu"), 0, 1)
+
+
 @SCRIPT
 def test_inf1_splits_a_program_into_a_pipeline(inf1_calls: Calls, tmp_path: Path) -> None:
-    context = ExecutionContext(parse("accelerators", "cpu"), 0, 1)
     backend = parse("backends", "neuron", cores=4, parallelism="pipeline")
-    assert backend.obstacle(context.accelerator) is None
-    assert backend.required_features(context, None) == {"cpu"}
-    assert backend.supported_formats(context.accelerator) == (("fp32", "none"),)
+    assert backend.obstacle(CPU.accelerator) is None
+    assert backend.required_features(CPU, None) == {"cpu"}
+    assert backend.supported_formats(CPU.accelerator) == (("fp32", "none"),)
     program = build(Tied)
-    backend.export(job(program), context, tmp_path)
+    backend.export(job(program), CPU, tmp_path)
     flags = "--fast-math none --neuroncore-pipeline-cores 4"
     assert inf1_calls == [("trace", tuple(shape), flags) for shape in SHAPES]
     inf1_calls.clear()
-    assert (
-        max_difference(backend.load(payload(program, tmp_path), context), program) < ERRORS["fp32"]
-    )
+    runner = backend.load(payload(program, tmp_path), CPU)
+    assert max_difference(runner, program) < ERRORS["fp32"]
     assert not inf1_calls
 
 
 @SCRIPT
 def test_inf1_cores_share_rows(inf1_calls: Calls, tmp_path: Path) -> None:
-    context = ExecutionContext(parse("accelerators", "cpu"), 0, 1)
     backend = parse("backends", "neuron", cores=2, auto_cast="matmult")
     program = build(Tied)
-    backend.export(job(program), context, tmp_path)
+    backend.export(job(program), CPU, tmp_path)
     flags = "--fast-math fp32-cast-matmult-bf16"
     assert inf1_calls == [("trace", (rows // 2, length), flags) for rows, length in SHAPES]
     inf1_calls.clear()
-    runner = backend.load(payload(program, tmp_path), context)
+    runner = backend.load(payload(program, tmp_path), CPU)
     replicated = [("DataParallel", [0, 1], 0), ("disable_dynamic_batching",)]
     assert inf1_calls == replicated * len(SHAPES)
     assert max_difference(runner, program) < ERRORS["fp32"]
     assert "Inf1 does not support tensor parallelism" in parse(
         "backends", "neuron", parallelism="tensor"
-    ).obstacle(context.accelerator)
+    ).obstacle(CPU.accelerator)
     unsupported = parse("backends", "neuron", auto_cast="all", auto_cast_type="tf32")
     with pytest.raises(SettingsError, match="Inf1 does not support auto_cast_type = 'tf32'"):
-        unsupported.export(job(program), context, tmp_path)
+        unsupported.export(job(program), CPU, tmp_path)
 
 
 def test_inf1_reports_the_needed_torch_and_a_missing_device(

@@ -326,5 +326,5 @@ def test_the_variables_of_the_tpu_launcher_reach_the_processes(
     assert tpu.Tpu().launch_variables(1) == {}
     assert tpu.Tpu().launch_variables(4) == {"TORCH_TPU_TOPOLOGY": "4x1"}
     monkeypatch.setattr(tpu, "LAUNCH_CODE", "raise SystemExit('no chips here')")
-    with pytest.raises(PreflightError, match=r"prepares no 4 processes: no chips here"):
+    with pytest.raises(PreflightError, match=r"cannot prepare 4 processes: no chips here"):
         tpu.Tpu().launch_variables(4)

@@ -29,6 +29,7 @@ from end_to_end.predicting import (
     random_texts,
     read_table,
     train_model,
+    update_manifest,
     vector_column,
     write_records,
 )
@@ -49,24 +50,16 @@ from regauge.models.modules import Encoder
 from regauge.models.sentence_transformers import Pooling
 from regauge.system.children import FunctionProcess
 from regauge.system.errors import SettingsError, TransientError
-from regauge.system.json_files import CHECKSUM
 
 VOCABULARY = 60
 SHAPES = (Shape(8, 8), Shape(3, 24), Shape(1, 32), Shape(8, 8))
 MAX_ERROR = 1e-6
 """Largest difference, as a share of the largest value."""
 TIMEOUT_SECONDS = 5.0
-COLUMN_PARALLEL = (
-    "query",
-    "key",
-    "value",
-    "intermediate.dense",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "up_proj",
+SPLIT = (
+    *("query", "key", "value", "intermediate.dense", "output.dense.weight"),
+    *("q_proj", "k_proj", "v_proj", "up_proj", "gate_proj", "o_proj", "down_proj"),
 )
-SPLIT = (*COLUMN_PARALLEL, "gate_proj", "output.dense.weight", "o_proj", "down_proj")
 """Parts of the names of split weights, and of biases of column-parallel layers."""
 TWO_DEVICES = 'candidates.backends=[{kind="eager", devices=2}]'
 INDIVISIBLE = (
@@ -136,25 +129,17 @@ def start_runner(program: nn.Module, **options: Any) -> ModelParallelRunner:
     """Return a runner of a program on two devices."""
     backend = config.parse_choice("backends", {"kind": "eager", "devices": 2, **options})
     site = ExecutionContext(config.parse_choice("accelerators", "cpu"), 0, 1)
-    arguments: Any = (
-        program_inputs(InputSpec()),
-        SHAPES,
-        "fp32",
-        lambda: named_tensors(program),
-        lambda: program,
-    )
-    runner: ModelParallelRunner = backend.load(Payload(Path(), *arguments), site)
+    inputs, weights = program_inputs(InputSpec()), named_tensors(program)
+    payload = Payload(Path(), inputs, SHAPES, "fp32", lambda: weights, lambda: program)
+    runner: ModelParallelRunner = backend.load(payload, site)
     return runner
 
 
 def copy_for_two_devices(artifact: Path, folder: Path) -> Path:
     """Copy an artifact and change its manifest to two devices; return the copy."""
     shutil.copytree(artifact, folder)
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest[CHECKSUM]
-    manifest["compiled"]["backend"] |= {"devices": 2, "timeout_seconds": TIMEOUT_SECONDS}
-    path.write_text(json.dumps(manifest))
+    options = {"devices": 2, "timeout_seconds": TIMEOUT_SECONDS}
+    update_manifest(folder, lambda it: it["compiled"]["backend"].update(options))
     return folder
 
 

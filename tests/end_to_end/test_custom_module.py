@@ -119,7 +119,9 @@ def test_the_artifact_of_a_module_gives_the_same_outputs(
     for tensors, message in wrong.items():
         with pytest.raises(DataError, match=message):
             loaded(*tensors)
-    with pytest.raises(DataError, match="no remaining input 'kin'; did you mean 'kind'"):
+    with pytest.raises(
+        DataError, match="'kin' is not a remaining input of the program; did you mean 'kind'"
+    ):
         loaded(image, kin=kind)
     with pytest.raises(DataError, match="'image' is of type ndarray; pass a tensor"):
         loaded(image.numpy(), kind)

@@ -81,8 +81,8 @@ def test_a_refused_artifact_leaves_no_folder(
     assert predict(other, source, tmp_path / "out") == (64 if damage == "weights" else 2)
     [line] = capsys.readouterr().err.strip().splitlines()
     absent = f"{other} does not exist; name a model's folder"
-    message = "its hash differs" if damage == "weights" else absent
-    assert message in line
+    changed = "weights.safetensors has changed since it was exported: its hash differs"
+    assert (changed if damage == "weights" else absent) in line
     assert not (tmp_path / "out").exists()
 
 
@@ -222,15 +222,11 @@ def test_an_unchanged_source_is_hashed_once(
     assert hashed.count(source) == 1, "its size and its time are the same"
 
 
-def test_a_source_that_changed_is_refused(
+def test_another_source_is_refused(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_records(tmp_path / "texts.jsonl", 20)
     assert predict(artifact, source, tmp_path / "out") == 0
-    write_records(source, 21)
-    assert predict(artifact, source, tmp_path / "out") == 64
-    error = capsys.readouterr().err
-    assert "texts.jsonl' of the source has changed;" in error
     other = write_records(tmp_path / "more.jsonl", 20)
     assert predict(artifact, other, tmp_path / "out") == 64
     error = capsys.readouterr().err
@@ -363,11 +359,8 @@ def test_a_job_stops_at_its_cost_limit_and_resumes_with_a_higher_one(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_records(tmp_path / "texts.jsonl", 90)
-    price = [
-        "execution.price.usd_per_hour=3600",
-        "execution.price.market=own",
-        "predict.shard_records=10",
-    ]
+    price = ["execution.price.usd_per_hour=3600", "execution.price.market=own"]
+    price.append("predict.shard_records=10")
     out = tmp_path / "out"
     assert predict(artifact, source, out, "--max-usd", "0.01", *price) == 67
     assert (
@@ -412,33 +405,14 @@ def test_invalid_options_are_refused(
     assert not list((tmp_path / "out").glob("shards/*"))
 
 
-def test_a_damaged_artifact_is_refused_in_one_line(
-    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged, source = tmp_path / "damaged", write_records(tmp_path / "texts.jsonl", 3)
-    shutil.copytree(artifact, damaged)
-    weights = damaged / "weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    capsys.readouterr()
-    assert predict(damaged, source, tmp_path / "out") == 64
-    error = capsys.readouterr().err
-    assert "weights.safetensors has changed since it was exported" in error
-    assert len(error.strip().splitlines()) == 1
-    assert not list((tmp_path / "out").glob("shards/*"))
-
-
 def test_a_dry_run_shows_the_plan_and_writes_nothing(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_records(tmp_path / "texts.jsonl", 10)
     assert predict(artifact, source, tmp_path / "out", "--dry-run", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["output_kind"], plan["text_fields"], plan["keep_fields"]) == (
-        "vectors",
-        ["text"],
-        ["id"],
-    )
-    assert plan["finished_shards"] == 0
+    expected = {"output_kind": "vectors", "text_fields": ["text"], "keep_fields": ["id"]}
+    assert (expected | {"finished_shards": 0}).items() <= plan.items()
     assert not (tmp_path / "out").exists()
 
 

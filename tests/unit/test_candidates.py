@@ -161,9 +161,3 @@ def test_the_fast_candidate_is_not_compiled_to_machine_code(
 def test_the_fast_candidate_has_the_first_of_several_named_precisions(spec: ProgramSpec) -> None:
     options = {"backends": ["eager"], "precisions": ["fp32", "bf16"], "threads": [1, 2]}
     assert list_on_cpu(spec, fast=True, **options)[0] == ("eager", "bf16", False)
-
-
-def test_threads_follow_the_environment(spec: ProgramSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_threads", lambda: 1)
-    candidates = list_candidates(Candidates(), Bf16Cpu(), spec)[0]
-    assert {candidate.threads for candidate in candidates} == {1}

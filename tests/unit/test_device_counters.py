@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regauge.accelerators import _nvml, open_device_counters
+from regauge.accelerators import _nvidia, open_device_counters
 from regauge.accelerators.cpu import Cpu
 from regauge.accelerators.cuda import Cuda
 from regauge.supervision.health.vendors import COUNTERS, judge_counters, record_counters
@@ -69,16 +69,16 @@ def test_a_driver_that_does_not_answer_has_no_devices(
 
 def test_the_energy_meter_of_a_gpu_starts_at_zero(nvml: Any) -> None:
     nvml.millijoules = 5_000
-    meter = _nvml.start_meter("GPU-1")
+    meter = _nvidia.start_energy_meter("GPU-1")
     assert meter is not None
     nvml.millijoules = 7_500
     assert meter() == 2.5
-    assert _nvml.start_meter("GPU-2") is None
+    assert _nvidia.start_energy_meter("GPU-2") is None
 
 
 def test_without_the_python_package_a_gpu_has_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert _nvml.start_meter("GPU-1") is None
+    assert _nvidia.start_energy_meter("GPU-1") is None
 
 
 def test_the_host_has_its_memory_and_utilization() -> None:

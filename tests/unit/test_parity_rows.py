@@ -186,7 +186,7 @@ def test_a_missing_row_is_refused(encoder: Path, tmp_path: Path) -> None:
     document["columns"][0].pop()
     (folder / "parity_rows.json").write_text(json.dumps(document))
     update_manifest(folder)
-    with pytest.raises(DataError, match="another number of rows than its outputs"):
+    with pytest.raises(DataError, match="differ in their number of rows"):
         read_parity_rows(open_artifact(folder))
 
 

@@ -49,9 +49,11 @@ def to_lines(*records: dict[str, Any]) -> list[str]:
 
 
 def test_fields_that_the_first_record_lacks_are_inferred(tmp_path: Path) -> None:
-    records = ({"text": None, "price": 3}, {"text": "a", "price": 2.5, "id": 7}, {"id": "x"})
+    first = {"text": None, "price": 3, "note": ""}
+    records = (first, {"text": "a", "price": 2.5, "id": 7}, {"id": "x"})
     assert infer_kinds(tmp_path, *to_lines(*records)) == {
         "price": "float",
+        "note": "text",
         "text": "text",
         "id": "integer",
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.accelerators import _xid
+from regauge.accelerators import _nvidia
 from regauge.accelerators.cuda import Cuda
 from regauge.monitoring import vocabulary
 from regauge.monitoring.vocabulary import Metric
@@ -29,20 +29,20 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     domain = f"{uuid.uuid4().int % 0xF000 + 0x0FFF:04x}"
     for bus in ("a1", "1b"):
         (tmp_path / f"{domain}:{bus}:00.0").mkdir()
-    monkeypatch.setattr(_xid, "GPUS", tmp_path)
+    monkeypatch.setattr(_nvidia, "GPUS", tmp_path)
     return f"{domain}:1b:00", f"{domain}:a1:00"
 
 
 @pytest.fixture
 def log_message() -> LogMessage:
     try:
-        with _xid.KERNEL_LOG.open("w", encoding="utf-8"):
+        with _nvidia.KERNEL_LOG.open("w", encoding="utf-8"):
             pass
     except OSError as error:
         pytest.skip(f"the log of the kernel cannot be written: {error}")
 
     def write(text: str) -> None:
-        with _xid.KERNEL_LOG.open("w", encoding="utf-8") as file:
+        with _nvidia.KERNEL_LOG.open("w", encoding="utf-8") as file:
             file.write(f"<6>{text}\n")
 
     return write
@@ -51,7 +51,7 @@ def log_message() -> LogMessage:
 @pytest.fixture
 def read_errors(gpus: tuple[str, str], log_message: LogMessage) -> ErrorReader:
     log_message(f"NVRM: Xid (PCI:{gpus[0]}): 48, before the log is opened")
-    return _xid.open_errors()
+    return _nvidia.open_errors()
 
 
 def test_new_xids_are_counted_by_device(
@@ -113,7 +113,7 @@ def test_messages_that_the_kernel_has_overwritten_are_skipped(
 def test_a_machine_without_the_driver_has_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_xid, "GPUS", tmp_path / "missing")
+    monkeypatch.setattr(_nvidia, "GPUS", tmp_path / "missing")
     assert Cuda().open_errors()() == ()
 
 
@@ -121,7 +121,7 @@ def test_a_machine_without_the_driver_has_no_log(
 def test_without_the_right_to_read_the_log_nothing_is_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_xid, "KERNEL_LOG", tmp_path / "missing")
+    monkeypatch.setattr(_nvidia, "KERNEL_LOG", tmp_path / "missing")
     assert Cuda().open_errors()() == ()
     with watch_devices(Cuda()) as read:
         assert read() == []

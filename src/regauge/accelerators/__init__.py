@@ -3,8 +3,7 @@
 `Accelerator` is the interface; each file is one kind and states only its differences from
 `torch.accelerator`. `choose` picks the fittest kind on this machine, and `claim_device` takes a
 device for this process. No other package contains a device name. Files import torch inside their
-methods, because `available` must also work without the vendor library. This package may import the
-foundation modules (such as `config`, `choices`, `errors` and `host`).
+methods, because `available` must also work without the vendor library.
 """
 
 from __future__ import annotations

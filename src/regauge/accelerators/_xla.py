@@ -66,9 +66,7 @@ class XlaDevice(Accelerator):
         torch_xla.sync()
 
     def end_step(self) -> None:
-        import torch_xla
-
-        torch_xla.sync()
+        self.end_microbatch()
 
     def wrap_loader(
         self, steps: Iterator[list[Batch]], device: torch.device
@@ -146,10 +144,9 @@ class XlaDevice(Accelerator):
         return "XLA compiles every graph itself"
 
     def synchronize(self) -> None:
-        import torch_xla
         from torch_xla.core import xla_model
 
-        torch_xla.sync()
+        self.end_microbatch()
         xla_model.wait_device_ops()
 
     def peak_memory_bytes(self) -> int | None:

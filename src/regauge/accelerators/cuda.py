@@ -13,8 +13,7 @@ from regauge.accelerators import (
     Availability,
     ChipPeak,
     Precision,
-    _nvml,
-    _xid,
+    _nvidia,
     is_cpu_only_torch,
 )
 from regauge.accelerators._environment import compiler_obstacle, set_variable
@@ -207,13 +206,13 @@ class Cuda(Accelerator):
     def start_energy_meter(self) -> Callable[[], float] | None:
         import torch
 
-        return _nvml.start_meter(f"GPU-{torch.cuda.get_device_properties().uuid}")
+        return _nvidia.start_energy_meter(f"GPU-{torch.cuda.get_device_properties().uuid}")
 
     def open_counters(self) -> DeviceReader:
-        return _nvml.open_counters()
+        return _nvidia.open_counters()
 
     def open_errors(self) -> ErrorReader:
-        return _xid.open_errors()
+        return _nvidia.open_errors()
 
     def chip_peak(self, precision: Precision) -> ChipPeak:
         import torch

@@ -104,10 +104,13 @@ class Gaudi(Accelerator):
         return ("bf16", "fp32")
 
     def end_microbatch(self) -> None:
-        self._mark_step()
+        if self.is_lazy:
+            import habana_frameworks.torch.core as bridge
+
+            bridge.mark_step()
 
     def end_step(self) -> None:
-        self._mark_step()
+        self.end_microbatch()
 
     def compile_backend(self) -> str:
         return "hpu_backend"
@@ -148,9 +151,3 @@ class Gaudi(Accelerator):
         if peak is None or precision != "bf16":
             return ChipPeak(name)
         return ChipPeak(name, {"bf16": peak}, "the vendor's white paper, dense")
-
-    def _mark_step(self) -> None:
-        if self.is_lazy:
-            import habana_frameworks.torch.core as bridge
-
-            bridge.mark_step()

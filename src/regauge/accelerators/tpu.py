@@ -70,7 +70,7 @@ class Tpu(NativeDevice):
         done = run_tool(command, LAUNCH_SECONDS)
         if done.returncode:
             cause = first_line("\n".join(reversed(done.stderr.strip().splitlines())))
-            problem = f"torch_tpu prepares no {num_processes} processes: {cause}"
+            problem = f"torch_tpu cannot prepare {num_processes} processes: {cause}"
             raise PreflightError(problem, "set execution.processes to the number of TPU devices")
         variables: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
         return variables

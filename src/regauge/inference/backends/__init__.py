@@ -4,7 +4,7 @@ A backend gets a `CompileJob` (a module, its input tensors and their shapes) and
 into a folder; `load` turns a `Payload` into a `Runner`. It knows nothing about artifacts, texts or
 tasks. `_int8/` quantizes linear layers and `_model_parallel/` runs a program on several devices;
 several backends share these and the other `_` files. Files here import their libraries inside their
-methods. This package may import `models`, `accelerators` and the foundation modules.
+methods.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def _order_inputs(specs: Sequence[TensorSpec], named: Mapping[str, Tensor]) -> l
     names = tuple(spec.name for spec in specs)
     for name in named:
         if name not in names:
-            problem = f"the program has no remaining input '{name}'"
+            problem = f"'{name}' is not a remaining input of the program"
             raise DataError(problem, did_you_mean(name, names))
     return [named[name] for name in names if name in named]
 

@@ -198,7 +198,7 @@ def read_parity_rows(artifact: Artifact) -> ParityRows | None:
     counts = [len(column) for column in (*columns, *values.values())]
     counts += [] if records is None else [len(records)]
     if outputs is None or {len(outputs)} != set(counts):
-        raise DataError(f"{path} has another number of rows than its outputs", COPY_REMEDY)
+        raise DataError(f"{path} and its outputs differ in their number of rows", COPY_REMEDY)
     fields = {name: document[name] for name in ParityRowsShape.model_fields}
     return ParityRows(**fields, records=records, outputs=outputs)
 

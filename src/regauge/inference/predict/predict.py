@@ -97,13 +97,14 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     check_columns(program, settings.output, list(kept_fields))
     job = PredictJob(settings, pieces, resolve_slot(settings, os.environ))
     _check_limit(settings)
+    target, num_devices = artifact.manifest.target, artifact.manifest.compiled.backend.num_devices
     spec = WorkerSpec(
         config.dump(settings),
         pieces,
         inputs,
         kept_fields,
         job.slot,
-        WorkerResources.from_artifact(artifact),
+        WorkerResources(target.accelerator, num_devices, target.threads),
         choices.list_allowed_paths(),
     )
     return PredictPlan(artifact, job, spec, version)

@@ -27,11 +27,8 @@ from regauge.inference.predict.shard import (
 from regauge.system import choices
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from regauge.data.sources import Piece
     from regauge.data.values import FieldKind
-    from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.engine import Engine
     from regauge.inference.predict.fields import InputFields
     from regauge.inference.predict.shard import EncodedShard
@@ -49,12 +46,6 @@ class WorkerResources(NamedTuple):
     devices: int
     threads: int
     """CPU threads per device."""
-
-    @classmethod
-    def from_artifact(cls, artifact: Artifact) -> WorkerResources:
-        """Return the resources occupied by a worker with this artifact."""
-        target, compiled = artifact.manifest.target, artifact.manifest.compiled
-        return cls(target.accelerator, compiled.backend.num_devices, target.threads)
 
 
 @dataclass(frozen=True)
@@ -97,14 +88,13 @@ class Worker:
         Returns None if the shard is past the end of the piece.
         """
         encoded = self.read_shard(shard)
-        return None if encoded is None else self.writer.write(encoded, self.compute_shard(encoded))
+        if encoded is None:
+            return None
+        return self.writer.write(encoded, compute_shard(self.engine, encoded))
 
     def read_shard(self, shard: ShardId) -> EncodedShard | None:
         """Return a shard's encoded records; None if it is past the end of the piece."""
         return read_shard(self.piece_reader, self.preprocessor, self.writer.record_spec, shard)
-
-    def compute_shard(self, encoded: EncodedShard) -> np.ndarray:
-        return compute_shard(self.engine, encoded)
 
 
 def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:

@@ -2,5 +2,5 @@
 
 The entry point is `quantize.quantize_linear_layers`. `quantize.py` chooses the layers and their
 scales by real inputs, `linear.py` contains the quantized layer, and `split.py` splits features with
-large values. From Regauge, this package may import only the backend interface and torch.
+large values.
 """

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from regauge.inference.export.postprocess import import_pyarrow
+from regauge.inference.predict.shard import compute_shard
 from regauge.inference.predict.worker import build_worker
 from regauge.system import log, stop_signals
 from regauge.system.errors import RegaugeError, describe_error
@@ -47,7 +48,7 @@ class ShardPipeline:
         writer = self._start_thread(self._write_shards)
         while (encoded := self._encoded.get()) is not END:
             self._report_progress(0)
-            self._computed.put((encoded, self._worker.compute_shard(encoded)))
+            self._computed.put((encoded, compute_shard(self._worker.engine, encoded)))
         self._computed.put(END)
         reader.join()
         writer.join()
@@ -115,12 +116,8 @@ def run_worker_process(pipe: Connection) -> None:
 
 
 def _exit_with(pipe: Connection, error: BaseException) -> None:
-    reported = error if isinstance(error, RegaugeError) else RegaugeError(*_describe(error))
+    problem, _, remedy = describe_error(error)[0].rpartition("; ")
+    reported = error if isinstance(error, RegaugeError) else RegaugeError(problem, remedy)
     with suppress(BrokenPipeError):
         pipe.send({"event": "failed", "error": reported})
     os._exit(1)
-
-
-def _describe(error: BaseException) -> tuple[str, str]:
-    problem, _, remedy = describe_error(error)[0].rpartition("; ")
-    return problem, remedy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,14 @@ class Local(Executor):
     """Replaces a lost worker and gives the shards to others."""
 
     def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
-        with _start_pool(spec, shard_queue) as pool:
+        pool = _WorkerPool(spec, shard_queue)
+        try:
+            pool.start(_count_workers(spec, shard_queue))
             while shard_queue.num_unfinished:
                 yield from pool.poll()
+            pool.shut_down()
+        finally:
+            pool.kill()
 
 
 @dataclass
@@ -177,17 +182,6 @@ class _WorkerPool:
         with suppress(BrokenPipeError):  # its end is noticed by `poll`
             child.pipe.send((self._spec, device, self._halvings))
         return _WorkerProcess(device, child, time.monotonic())
-
-
-@contextmanager
-def _start_pool(spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[_WorkerPool]:
-    pool = _WorkerPool(spec, shard_queue)
-    try:
-        pool.start(_count_workers(spec, shard_queue))
-        yield pool
-        pool.shut_down()
-    finally:
-        pool.kill()
 
 
 def _count_workers(spec: WorkerSpec, shard_queue: ShardQueue) -> int:

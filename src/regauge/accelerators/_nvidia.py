@@ -1,7 +1,8 @@
-"""NVIDIA GPU errors (XIDs) from the kernel log; calls neither torch nor the driver.
+"""NVIDIA GPU counters from NVML, and errors (XIDs) from the kernel log; does not import torch.
 
-The driver of a GPU that fell off the bus may not answer, but it has logged the error. Message
-format: NVIDIA's "XID Errors" guide, "NVRM: Xid (PCI:0000:3b:00): 79, …".
+NVML, the driver library, counts millijoules since the driver was loaded. The driver of a GPU that
+fell off the bus may not answer, but it has logged the error. Message format: NVIDIA's "XID Errors"
+guide, "NVRM: Xid (PCI:0000:3b:00): 79, …".
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import os
 import re
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from regauge.system.device_counters import DeviceErrors
+from regauge.system.device_counters import DeviceCounters, DeviceErrors, read_or_none
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from regauge.system.device_counters import ErrorReader
 
 KERNEL_LOG = Path("/dev/kmsg")
@@ -25,6 +29,63 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 MESSAGE = re.compile(r"NVRM: Xid \(PCI:(?P<address>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
 RECORD_BYTES = 8192
 """Longest /dev/kmsg record (CONSOLE_EXT_LOG_MAX in Linux)."""
+
+
+def start_energy_meter(uuid: str) -> Callable[[], float] | None:
+    """Return a function that returns the joules used by a GPU since this call.
+
+    All processes count. None if nvidia-ml-py or the counter is missing (before Volta).
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        before = pynvml.nvmlDeviceGetTotalEnergyConsumption(device)
+    except pynvml.NVMLError:
+        return None
+    return lambda: (pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - before) / 1e3
+
+
+def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
+    """Return a function that reads the counters of all local GPUs, by NVML index.
+
+    It returns an empty tuple if nvidia-ml-py is missing or the driver does not answer.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return tuple
+    try:
+        pynvml.nvmlInit()
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+    except pynvml.NVMLError:
+        return tuple
+    return lambda: tuple(
+        _read_counters(pynvml, str(index), handle) for index, handle in enumerate(handles)
+    )
+
+
+def _read_counters(pynvml: Any, device: str, handle: Any) -> DeviceCounters:
+    query = partial(read_or_none, error=pynvml.NVMLError)
+
+    def memory(field: str) -> float | None:
+        return query(lambda: getattr(pynvml.nvmlDeviceGetMemoryInfo(handle), field))
+
+    return DeviceCounters(
+        device=device,
+        utilization=query(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+        memory_used_bytes=memory("used"),
+        memory_total_bytes=memory("total"),
+        power_watts=query(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+        temperature_celsius=query(
+            lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+        ),
+    )
 
 
 def open_errors() -> ErrorReader:

@@ -93,14 +93,14 @@ class EncodedShard:
     shard_id: ShardId
     is_last: bool
     """Whether it is the last shard in its piece."""
-    records: TextRecords
-    kept_values: dict[str, list[Value | None]]
-    quarantined: list[Rejected]
-    num_skipped: int
-    num_truncated: int
-    dropped_fields: Counter[str]
+    records: TextRecords = field(init=False)
+    kept_values: dict[str, list[Value | None]] = field(default_factory=dict)
+    quarantined: list[Rejected] = field(default_factory=list)
+    num_skipped: int = 0
+    num_truncated: int = 0
+    dropped_fields: Counter[str] = field(default_factory=Counter)
     """Field -> records where it is not copied, because it is missing from the first records."""
-    missing_fields: Counter[str]
+    missing_fields: Counter[str] = field(default_factory=Counter)
     """Field named in the settings -> records without a value."""
     words: list[TextWords] = field(default_factory=list)
     """Each text's words, if the outputs are entities."""
@@ -151,18 +151,18 @@ class PieceReader:
 
 
 class _ShardRecords:
-    def __init__(self, preprocessor: Preprocessor, record_spec: RecordSpec) -> None:
+    def __init__(
+        self, preprocessor: Preprocessor, record_spec: RecordSpec, shard: EncodedShard
+    ) -> None:
+        """Take the shard to count and quarantine the other records in."""
         self._preprocessor = preprocessor
         self._record_spec = record_spec
+        self._shard = shard
         self._columns: list[list[str]] = [[] for _ in record_spec.inputs.text_fields]
         """Each text field's texts; for conversations the rendered texts."""
         self.values: dict[str, list[Value | None]] = {name: [] for name in record_spec.value_fields}
         self.numbers: list[int] = []
         """Record numbers in the piece."""
-        self.quarantined: list[Rejected] = []
-        self.num_skipped = 0
-        self.dropped_fields: Counter[str] = Counter()
-        self.missing_fields: Counter[str] = Counter()
 
     @property
     def first_texts(self) -> list[str]:
@@ -172,11 +172,11 @@ class _ShardRecords:
     def add(self, item: SourceItem, number: int) -> None:
         """Add a source item; `number` is the item's number in the piece."""
         if isinstance(item, Skipped):
-            self.num_skipped += 1
+            self._shard.num_skipped += 1
             return
         texts = item if isinstance(item, Rejected) else self._read_texts(item)
         if isinstance(texts, Rejected):
-            self.quarantined.append(texts)
+            self._shard.quarantined.append(texts)
         elif isinstance(item, Record):
             self._add_record(item, texts, number)
 
@@ -186,8 +186,8 @@ class _ShardRecords:
         for name, column_values in self.values.items():
             column_values.append(record.fields.get(name))
         self.numbers.append(number)
-        self.dropped_fields.update(self._record_spec.list_dropped(record))
-        self.missing_fields.update(self._record_spec.list_missing(record))
+        self._shard.dropped_fields.update(self._record_spec.list_dropped(record))
+        self._shard.missing_fields.update(self._record_spec.list_missing(record))
 
     def encode(self) -> EncodedRecords:
         if self._record_spec.inputs.is_conversation:
@@ -228,28 +228,20 @@ def read_shard(
     if part is None:
         return None
     items, is_last = part
-    batch = _ShardRecords(preprocessor, record_spec)
+    encoded_shard = EncodedShard(shard, is_last)
+    batch = _ShardRecords(preprocessor, record_spec, encoded_shard)
     for number, item in enumerate(items, start=shard.part * record_spec.shard_records):
         batch.add(item, number)
     encoded = batch.encode()
-    records = add_draws(
+    encoded_shard.records = add_draws(
         encoded.records,
         record_spec.generation,
         np.array(batch.numbers, np.int64),
         count=record_spec.num_new_tokens,
         piece=shard.piece,
     )
-    encoded_shard = EncodedShard(
-        shard,
-        is_last,
-        records,
-        {name: batch.values[name] for name in record_spec.kept_fields},
-        batch.quarantined,
-        batch.num_skipped,
-        encoded.num_truncated,
-        batch.dropped_fields,
-        batch.missing_fields,
-    )
+    encoded_shard.num_truncated = encoded.num_truncated
+    encoded_shard.kept_values = {name: batch.values[name] for name in record_spec.kept_fields}
     if record_spec.needs_words:
         encoded_shard.words = preprocessor.find_words(batch.first_texts)
     encoded_shard.seconds["read"] = time.perf_counter() - start

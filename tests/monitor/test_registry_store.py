@@ -16,7 +16,7 @@ from faults.stores import Rule, Store, start_store
 from monitor.registry_commands import run_and_kill, run_commands
 from regauge.registry.check import check_registry
 from regauge.registry.model_reference import find_cache, locate_model
-from regauge.registry.pipelines.serving_model import find_serving
+from regauge.registry.pipelines.serving_model import find_serving, find_serving_version
 from regauge.registry.pipelines.settings import RegistryModel
 from regauge.registry.registry import Registry
 from regauge.registry.storage import open_storage
@@ -222,6 +222,8 @@ def test_the_serving_model_of_a_pipeline_is_a_local_folder(
     s3_registry: Registry, artifacts: Path
 ) -> None:
     settings = RegistryModel(path=s3_registry.address, model="qa")
+    assert find_serving_version(settings) == "1"
+    assert not find_cache().exists(), "only the number is read"
     serving = find_serving(settings)
     assert serving is not None
     assert serving.version == "1"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ import faults
 from faults.families import list_descendants
 from regauge.config import build
 from regauge.serving.api_keys import VARIABLE
-from regauge.serving.ray_cluster.ray_serving import _check_resources
+from regauge.serving.ray_cluster.ray_serving import _check_resources, _convert_error
 from regauge.serving.ray_cluster.ray_settings import RayServing
 from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
 from serve.servers import (
@@ -277,3 +278,10 @@ def test_replicas_need_the_resources_of_their_machine() -> None:
     _check_resources({"CPU": 2.0}, RayServing(address="auto", replicas=3))
     with pytest.raises(SettingsError, match="max_replicas is smaller than replicas = 3"):
         build(RayServing, {"replicas": 3, "max_replicas": 2})
+
+
+def test_the_error_of_a_replica_keeps_its_problem_and_remedy() -> None:
+    cause = "".join(traceback.format_exception_only(DataError("row 0 differs", "export it again")))
+    error = _convert_error(f"The deployment failed:\n{cause}  at replica 3", RayServing())
+    assert isinstance(error, DataError)
+    assert str(error) == "a replica failed to start: row 0 differs; export it again"

@@ -70,7 +70,7 @@ def run(settings: PromoteSettings) -> dict[str, Any]:
     Raises DataError if an artifact file is damaged, if the gate refused it, or if another model
     serves now than at the gate.
     """
-    from regauge.registry.pipelines.serving_model import PROMOTION, find_serving
+    from regauge.registry.pipelines.serving_model import PROMOTION, find_serving_version
     from regauge.registry.registry import Registry
 
     folder, options = Path(settings.output.folder), settings.promote
@@ -80,8 +80,7 @@ def run(settings: PromoteSettings) -> dict[str, Any]:
     model = settings.registry.model
     evaluation = _read_evidence(options, gate)
     registered = registry.register(model, options.artifact, evaluation=evaluation)
-    version, serving = str(registered.number), find_serving(settings.registry)
-    previous = None if serving is None else serving.version
+    version, previous = str(registered.number), find_serving_version(settings.registry)
     record = {
         "model": model,
         "version": version,

@@ -10,10 +10,12 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,7 +32,7 @@ from regauge.serving.request_errors import (
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from regauge.serving.model_version import ModelVersion, Outputs
@@ -291,17 +293,48 @@ def parse_body(raw_body: bytes, schema: type[B]) -> B:
     try:
         return schema.model_validate_json(raw_body or b"{}")
     except ValidationError as error:
-        raise InvalidRequestError(_describe_validation_error(error)) from None
+        raise InvalidRequestError(_describe_validation_error(error, raw_body)) from None
 
 
-def _describe_validation_error(error: ValidationError) -> str:
-    """Return one line about the last error; for a union, that of the last alternative."""
+def _describe_validation_error(error: ValidationError, raw_body: bytes) -> str:
+    """Return one line about the first error in a body, with its location.
+
+    For a value that fits no alternative of a union, the alternative that fits furthest counts.
+    """
     details = error.errors(include_url=False, include_context=False, include_input=False)
-    first = details[-1]
-    names = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "function"))]
-    location = ".".join(name for name in names if name.isidentifier() or name.isdecimal())
-    message = first["msg"][:1].lower() + first["msg"][1:]
-    return (f"{location}: {message}" if location else message)[:MAX_ERROR_TEXT]
+    document = None if details[0]["type"] == "json_invalid" else from_json(raw_body or b"{}")
+    firsts: dict[tuple[int | str, ...], tuple[list[int], str]] = {}
+    for detail in details:
+        position, names = _locate(document, detail["loc"])
+        message = detail["msg"][:1].lower() + detail["msg"][1:]
+        text = f"{'.'.join(map(str, names))}: {message}" if names else message
+        alternative = tuple(part for part in detail["loc"] if part not in names)
+        earlier = firsts.get(alternative, (position, text))
+        firsts[alternative] = min(earlier, (position, text), key=itemgetter(0))
+    field = min(position[:1] for position, _ in firsts.values())
+    candidates = (first for first in firsts.values() if first[0][:1] == field)
+    return max(candidates, key=itemgetter(0))[1][:MAX_ERROR_TEXT]
+
+
+def _locate(document: Any, location: Sequence[int | str]) -> tuple[list[int], list[int | str]]:
+    """Return the indices and the names of the keys and items on the way to a location.
+
+    A missing key follows all others. Names of a union's alternatives are left out.
+    """
+    position: list[int] = []
+    names: list[int | str] = []
+    for part in location:
+        if isinstance(document, dict):
+            keys = list(document)
+            position.append(keys.index(part) if part in document else len(keys))
+            document = document.get(part)
+        elif isinstance(document, list) and isinstance(part, int):
+            position.append(part)
+            document = document[part]
+        else:
+            continue
+        names.append(part)
+    return position, names
 
 
 def read_timeout(headers: Mapping[str, str], limit: float) -> float:

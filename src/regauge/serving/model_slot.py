@@ -198,6 +198,7 @@ class ModelSlot:
         try:
             await version.start()
         except BaseException:
+            await version.stop()
             remove_snapshot(artifact)
             raise
         return version

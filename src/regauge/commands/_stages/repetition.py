@@ -17,7 +17,11 @@ from regauge.registry.pipelines.rounds import (
     save_round,
     select_new_files,
 )
-from regauge.registry.pipelines.serving_model import find_serving, read_promoted_version
+from regauge.registry.pipelines.serving_model import (
+    find_serving,
+    find_serving_version,
+    read_promoted_version,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,8 +145,7 @@ def _compare_with_present(pipeline: PipelineFile, repetition: Repetition) -> Rep
 
 def _find_version(pipeline: PipelineFile) -> str | None:
     registry = pipeline.settings.registry
-    serving = None if registry is None else find_serving(registry)
-    return None if serving is None else serving.version
+    return None if registry is None else find_serving_version(registry)
 
 
 def _resolve(pipeline: PipelineFile, repetition: Repetition) -> Repetition:

@@ -54,21 +54,28 @@ class ServingModel:
         return self.run
 
 
+def find_serving_version(settings: RegistryModel) -> str | None:
+    """Return the number of the serving version; None if none serves yet.
+
+    Only the stage is read, not the version's files. Raises the registry's errors.
+    """
+    if open_storage(settings.path).read(REGISTRY_FILE) is None:
+        return None
+    registry = Registry(settings.path)
+    pointer = find_pointer(registry.storage, settings.model, settings.stage)
+    return None if pointer is None else str(pointer.version)
+
+
 def find_serving(settings: RegistryModel, version: str | None = None) -> ServingModel | None:
     """Return a model version, default: the serving one; None if none serves yet.
 
     A version in an S3 store is downloaded, unless it was before. Raises the registry's errors, such
     as DataError if it is damaged.
     """
-    if open_storage(settings.path).read(REGISTRY_FILE) is None and version is None:
-        return None
-    registry = Registry(settings.path)
+    version = version or find_serving_version(settings)
     if version is None:
-        pointer = find_pointer(registry.storage, settings.model, settings.stage)
-        if pointer is None:
-            return None
-        version = str(pointer.version)
-    registered = registry.resolve(settings.model, int(version))
+        return None
+    registered = Registry(settings.path).resolve(settings.model, int(version))
     run = registered.document["lineage"]["checkpoint"].get("run")
     is_local = registered.file_storage[0].local_folder is not None
     folder = registered.folder if is_local else str(fetch_version(registered))

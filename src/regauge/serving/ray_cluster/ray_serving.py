@@ -48,7 +48,7 @@ WATCH_SECONDS = 2.0
 """Polling interval for the application's state."""
 ROUTER = "regauge.serving.ray_cluster.ray_router.BalancedRouter"
 """Class that selects a replica for a request."""
-PROBLEM = re.compile(r"^regauge\.errors\.\w+: (.+)$", re.MULTILINE)
+PROBLEM = re.compile(r"^regauge(?:\.\w+)+: (.+)$", re.MULTILINE)
 """A replica's error in a Ray Serve message."""
 LAST_LINE = re.compile(r"^\w[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 

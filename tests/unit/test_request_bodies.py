@@ -1,0 +1,32 @@
+"""An invalid request body is described by its first error and its location."""
+
+from __future__ import annotations
+
+import pytest
+
+from regauge.serving.http_protocol import RequestBody, parse_body
+from regauge.serving.request_errors import InvalidRequestError
+from regauge.serving.routes.kserve import InferBody
+from regauge.serving.routes.tei import EmbedBody, PredictBody, RerankBody
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "problem"),
+    [
+        (RerankBody, b'{"texts": 5, "query": 6}', "texts: input should be a valid array"),
+        (RerankBody, b'{"query": 6, "texts": 5}', "query: input should be a valid string"),
+        (RerankBody, b'{"raw_scores": "x"}', "raw_scores: input should be a valid boolean"),
+        (RerankBody, b"", "query: field required"),
+        (RerankBody, b"[]", "input should be an object"),
+        (RerankBody, b"{", "invalid JSON"),
+        (EmbedBody, b'{"inputs": 5}', "inputs: input should be a valid string"),
+        (EmbedBody, b'{"inputs": ["a", 5]}', "inputs.1: input should be a valid string"),
+        (EmbedBody, b'{"inputs": [5, "a"]}', "inputs.1: input should be a valid integer"),
+        (PredictBody, b'{"inputs": [["a"], [5]]}', "inputs.1.0: input should be a valid string"),
+        (InferBody, b'{"inputs": [{"shape": 5, "name": 6}]}', "inputs.0.shape: input should be"),
+    ],
+)
+def test_the_first_error_is_described(schema: type[RequestBody], body: bytes, problem: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_body(body, schema)
+    assert caught.value.message.startswith(problem)

@@ -9,24 +9,25 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from browser import DESKTOP, Browser, open_browser
-from regauge.serving.http_protocol import build_error_response
-from regauge.serving.request_errors import RequestError
-from regauge.serving.routes.search import CACHED_QUERIES, list_endpoints
+from regauge.serving.api_keys import ApiKeys
+from regauge.serving.http_protocol import build_route
+from regauge.serving.request_errors import InferenceError, OverloadedError
+from regauge.serving.routes.search import CACHED_QUERIES, list_routes
 from regauge.serving.routes.tei import format_tei_error
 from regauge.serving.search.search_index import SearchIndex
 from regauge.serving.search.search_settings import SearchSettings
+from regauge.serving.server_context import ServerContext
+from regauge.serving.server_metrics import ServerMetrics
+from regauge.serving.settings import Serve
 from serve.vectors import build_artifact, embed_words, write_vectors
 
 NARROW = 320
@@ -45,11 +46,11 @@ DOCUMENTS = [
 
 
 @dataclass
-class Context:
-    """What the routes need, with a model that can be slow, busy or broken."""
+class Service:
+    """The search service, with a model that can be slow, busy or broken."""
 
-    search_index: SearchIndex
-    search_settings: SearchSettings
+    index: SearchIndex
+    settings: SearchSettings
     queries: list[str] = field(default_factory=list)
     """The texts that were embedded."""
     failures: list[Exception] = field(default_factory=list)
@@ -71,19 +72,17 @@ class Site:
     """A running server."""
 
     url: str
-    context: Context
+    service: Service
 
 
 @contextlib.contextmanager
-def run_server(context: Context, port: int = 0) -> Iterator[str]:
+def run_server(service: Service, port: int = 0) -> Iterator[str]:
     """Serve the routes on the loopback interface; yield the address."""
-    routes = [Route(path, endpoint) for path, endpoint in list_endpoints(context).items()]
-
-    def refuse(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestError)
-        return build_error_response(error, format_tei_error)
-
-    application = Starlette(routes=routes, exception_handlers={RequestError: refuse})
+    anything: Any = service
+    settings = Serve(artifacts={"model": "folder"})
+    context = ServerContext(settings, anything, ServerMetrics(), ApiKeys([]), anything)
+    routes = [build_route(context, spec, format_tei_error) for spec in list_routes(anything)]
+    application = Starlette(routes=routes)
     options = uvicorn.Config(application, lifespan="off", ws="none", log_level="critical")
     server = uvicorn.Server(options)
     with socket.create_server(("127.0.0.1", port)) as listener:
@@ -111,14 +110,14 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchIndex]:
 
 
 @pytest.fixture
-def context(index: SearchIndex) -> Context:
-    return Context(index, SearchSettings(vectors="out", max_query_characters=200))
+def service(index: SearchIndex) -> Service:
+    return Service(index, SearchSettings(vectors="out", max_query_characters=200))
 
 
 @pytest.fixture
-def site(context: Context) -> Iterator[Site]:
-    with run_server(context) as url:
-        yield Site(url, context)
+def site(service: Service) -> Iterator[Site]:
+    with run_server(service) as url:
+        yield Site(url, service)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +163,7 @@ def test_invalid_parameters_are_refused(
     response = httpx.get(site.url + "search", params=parameters)
     assert response.status_code == 422
     assert message in response.json()["error"]
-    assert site.context.queries == []
+    assert site.service.queries == []
 
 
 def test_texts_of_any_script_are_queries(site: Site) -> None:
@@ -179,17 +178,17 @@ def test_a_repeated_query_is_computed_once(site: Site) -> None:
         first = client.get("search?q=json").json()
         again = client.get("search?q=json").json()
         assert again["results"] == first["results"]
-        assert site.context.queries == ["json"]
+        assert site.service.queries == ["json"]
         client.get("search?q=json&k=2")
-        assert site.context.queries == ["json", "json"]
+        assert site.service.queries == ["json", "json"]
         for number in range(CACHED_QUERIES):
             client.get(f"search?q={number}")
         client.get("search?q=json")
-        assert site.context.queries.count("json") == 3
+        assert site.service.queries.count("json") == 3
 
 
 def test_a_failed_query_is_not_remembered(site: Site) -> None:
-    site.context.failures.append(HTTPException(429, "busy", {"Retry-After": "2"}))
+    site.service.failures.append(OverloadedError("busy", retry_after=2))
     response = httpx.get(site.url + "search?q=json")
     assert (response.status_code, response.headers["retry-after"]) == (429, "2")
     assert httpx.get(site.url + "search?q=json").status_code == 200
@@ -235,7 +234,7 @@ def test_results_appear_while_a_user_types(browser: Browser, site: Site) -> None
     assert len(browser.value(TITLES)) == 10
     score = browser.value("document.querySelector('#results .score').textContent")
     assert 0.3 < float(score) < 1
-    assert site.context.queries[-1] == "delete a directory"
+    assert site.service.queries[-1] == "delete a directory"
     assert browser.value("location.search") == "?q=delete+a+directory"
     check_silence(browser, site)
 
@@ -251,7 +250,7 @@ def test_a_query_is_sent_after_a_pause(browser: Browser, site: Site) -> None:
     """
     browser.value(code)
     browser.wait_for(f"{STATUS}.includes('results from')")
-    assert site.context.queries == ["json"]
+    assert site.service.queries == ["json"]
 
 
 def test_links_lead_to_the_address_or_to_a_page_of_the_document(
@@ -300,7 +299,7 @@ def test_the_keyboard_moves_opens_and_clears(browser: Browser, site: Site) -> No
 
 
 def test_a_late_answer_of_an_earlier_query_is_dropped(browser: Browser, site: Site) -> None:
-    gate = site.context.gates["slow"] = threading.Event()
+    gate = site.service.gates["slow"] = threading.Event()
     browser.open(site.url, DESKTOP)
     browser.type("slow")
     browser.wait_for("document.getElementById('results').ariaBusy === 'true'")
@@ -318,36 +317,40 @@ def test_a_late_answer_of_an_earlier_query_is_dropped(browser: Browser, site: Si
 
 
 def test_a_busy_server_is_asked_again(browser: Browser, site: Site) -> None:
-    site.context.failures.append(HTTPException(429, "busy", {"Retry-After": "1"}))
+    site.service.failures.append(OverloadedError("busy", retry_after=1))
     browser.open(site.url, DESKTOP)
     browser.type("json")
     browser.wait_for(f"{STATUS} === 'The server is busy. Trying again…'")
     assert browser.value("document.getElementById('status').className") == "failed"
     browser.wait_for(f"{STATUS}.includes('results from')")
     assert browser.value("document.getElementById('status').className") == ""
-    assert site.context.queries == ["json", "json"]
+    assert site.service.queries == ["json", "json"]
 
 
 def test_a_failure_is_shown_and_the_next_query_works(browser: Browser, site: Site) -> None:
-    site.context.failures.append(HTTPException(424, "the model failed"))
+    site.service.failures.append(InferenceError("the model failed"))
     browser.open(site.url, DESKTOP)
     browser.type("json")
+    browser.wait_for(f"{STATUS} === 'The search failed: the model failed'")
+    browser.value("send = fetch; fetch = async () => new Response('not JSON', {status: 424}); 0")
+    browser.type(" is")
     browser.wait_for(f"{STATUS} === 'The search failed with status 424.'")
+    browser.value("fetch = send; 0")
     browser.type(" text")
     browser.wait_for(f"{STATUS}.includes('results from')")
     browser.value("document.getElementById('query').removeAttribute('maxlength')")
     browser.call("Input.insertText", text="x" * 300)
-    browser.wait_for(f"{STATUS} === 'The search failed: q has 309 characters; send at most 200'")
+    browser.wait_for(f"{STATUS} === 'The search failed: q has 312 characters; send at most 200'")
 
 
 def test_a_lost_connection_is_shown_until_the_server_is_back(
-    browser: Browser, context: Context
+    browser: Browser, service: Service
 ) -> None:
-    with run_server(context) as url:
+    with run_server(service) as url:
         browser.open(url, DESKTOP)
     browser.type("json")
     browser.wait_for(f"{STATUS} === 'The server cannot be reached. Trying again…'")
-    with run_server(context, int(url.rstrip("/").rpartition(":")[2])):
+    with run_server(service, int(url.rstrip("/").rpartition(":")[2])):
         browser.wait_for(f"{STATUS}.includes('results from')")
         browser.open("about:blank", DESKTOP)
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from regauge.serving.http_protocol import parse_body
 from regauge.serving.open_inference.tensor_protocol import (
     DTYPES,
     TEXT,
@@ -110,9 +109,9 @@ def test_damage_is_an_error(fields: dict[str, Any], binary: bytes, problem: str)
 def test_deeply_nested_data_are_read_or_refused() -> None:
     head = '{"name": "x", "shape": [1], "datatype": "FP32", "data": '
     deep, deeper = (f"{head}{'[' * depth}1{']' * depth}}}".encode() for depth in (100, 10_000))
-    assert read_tensors([parse_body(deep, InputTensor)], b"")["x"] == [1]
+    assert read_tensors([InputTensor.parse(deep, {})], b"")["x"] == [1]
     with pytest.raises(InvalidRequestError, match="recursion"):
-        parse_body(deeper, InputTensor)
+        InputTensor.parse(deeper, {})
 
 
 def test_an_input_that_occurs_twice_is_an_error() -> None:

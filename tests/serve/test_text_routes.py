@@ -437,6 +437,6 @@ def test_workers_end_if_the_tokenizer_does_not_load(
 
     monkeypatch.setattr(text_version, "Preprocessor", fail)
     with pytest.raises(DataError, match="the tokenizer is damaged"):
-        asyncio.run(OneModel(folder, SERVING).context.models.start())
+        asyncio.run(OneModel(folder, SERVING).runtime.start())
     [worker] = set(children) - set(others)
     assert not is_running(worker)

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from regauge.serving.api_keys import ApiKeys
-from regauge.serving.app import build_app
 from regauge.serving.http_server import HttpServer
-from regauge.serving.model_set import ModelSet
-from regauge.serving.server_context import ServerContext
-from regauge.serving.server_metrics import ServerMetrics
+from regauge.serving.runtime import ServingRuntime
 from regauge.serving.settings import HttpSettings, QueueSettings, Serve, WorkerSettings
 from regauge.serving.text_generation.settings import TextServing
 from regauge.serving.text_generation.text_client import TextWorker
@@ -40,23 +37,20 @@ class OneModel:
             workers=WorkerSettings(threads=1, hang_timeout_seconds=30.0),
         )
         self._executor = ThreadPoolExecutor(1)
-        metrics = ServerMetrics()
-        models = ModelSet(settings, metrics, self._executor)
-        self.context = ServerContext(settings, models, metrics, ApiKeys([]), self._executor)
-        self.server = HttpServer(self.context, build_app(self.context, None))
+        self.runtime = ServingRuntime(settings, ApiKeys([]), self._executor)
+        self.context = self.runtime.context
+        self.server = HttpServer(self.context, self.runtime.app)
         self.is_ready = threading.Event()
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until the server is told to exit."""
-        models = self.context.models
         with self._executor:
             try:
-                await models.start()
-                self.context.state = "ready"
+                await self.runtime.start()
                 self.is_ready.set()
                 await self.server.serve(sockets=[listener])
             finally:
-                await models.stop()
+                await self.runtime.stop()
 
     @property
     def version(self) -> TextVersion:

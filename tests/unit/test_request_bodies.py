@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regauge.serving.http_protocol import RequestBody, parse_body
+from regauge.serving.http_protocol import RequestBody
 from regauge.serving.request_errors import InvalidRequestError
 from regauge.serving.routes.kserve import InferBody
 from regauge.serving.routes.tei import EmbedBody, PredictBody, RerankBody
@@ -28,5 +28,5 @@ from regauge.serving.routes.tei import EmbedBody, PredictBody, RerankBody
 )
 def test_the_first_error_is_described(schema: type[RequestBody], body: bytes, problem: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse_body(body, schema)
+        schema.parse(body, {})
     assert caught.value.message.startswith(problem)

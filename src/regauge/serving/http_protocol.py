@@ -11,7 +11,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -58,6 +58,15 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    @classmethod
+    def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
+        """Parse a body, in a form that headers may declare; raises InvalidRequestError."""
+        del headers
+        try:
+            return cls.model_validate_json(raw_body or b"{}")
+        except ValidationError as error:
+            raise InvalidRequestError(_describe_validation_error(error, raw_body)) from None
+
 
 B = TypeVar("B", bound=RequestBody)
 C = TypeVar("C", bound=RequestBody)
@@ -65,6 +74,11 @@ C = TypeVar("C", bound=RequestBody)
 
 class EmptyBody(RequestBody):
     """A request without a JSON body."""
+
+    @classmethod
+    def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
+        del raw_body, headers
+        return cls()
 
 
 class SlowBodyError(RequestError):
@@ -94,7 +108,7 @@ class Call(Generic[B]):
 
     def with_body(self, schema: type[C], raw_body: bytes) -> Call[C]:
         """Return a call to another route; raises InvalidRequestError for an invalid body."""
-        body = parse_body(raw_body, schema)
+        body = schema.parse(raw_body, self.request.headers)
         return Call(self.context, self.request, body, raw_body, self.client)
 
     def build_options(
@@ -137,44 +151,19 @@ class RouteSpec(Generic[B]):
     handle: Callable[[Call[B]], Awaitable[Response]]
     """Answers a request; raises RequestError."""
     body: type[B]
-    """Body schema; `EmptyBody` for a route that does not parse JSON."""
+    """Body schema."""
     summary: str
     """What it does, for the OpenAPI page."""
-    parse: Callable[[Request, bytes], B] | None = None
-    """Reads a body that is not only JSON; by default the schema parses it."""
 
 
 def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
-    """Build a route that answers failed requests in a protocol's format."""
-
-    async def answer(request: Request, client: Any) -> Response:
-        start = time.perf_counter()
-        async with receive_body(context, request) as raw_body:
-            body = spec.parse(request, raw_body) if spec.parse else parse_body(raw_body, spec.body)
-            context.metrics.add_phase("read", time.perf_counter() - start)
-            return await spec.handle(Call(context, request, body, raw_body, client))
-
-    endpoint = guard_endpoint(context, spec.path, answer, format_error)
-    return Route(spec.path, endpoint, methods=[spec.method], name=spec.path)
-
-
-def guard_endpoint(
-    context: ServerContext,
-    path: str,
-    answer: Callable[[Request, Any], Awaitable[Response]],
-    format_error: FormatError,
-) -> Callable[[Request], Awaitable[Response]]:
-    """Build an endpoint that checks the API key, formats failures, and counts the answers.
-
-    `answer` gets the request and the client.
-    """
-    is_open = path in OPEN_PATHS
+    """Build a route that checks the API key, formats failures, and counts the answers."""
 
     async def endpoint(request: Request) -> Response:
         start = time.perf_counter()
         status = DISCONNECTED
         try:
-            response = await answer(request, _authenticate(context, request, is_open=is_open))
+            response = await _answer(context, spec, request)
             status = response.status_code
         except RequestError as error:
             response, status = build_error_response(error, format_error), error.status
@@ -183,14 +172,23 @@ def guard_endpoint(
         except ClientDisconnect:
             raise
         except Exception:  # noqa: BLE001 - one request fails, and the server continues
-            logger.exception("%s %s failed", request.method, path)
+            logger.exception("%s %s failed", spec.method, spec.path)
             failure = RequestError("internal server error; see the server log")
             response, status = build_error_response(failure, format_error), failure.status
         finally:
-            context.metrics.count_request(path, status, time.perf_counter() - start)
+            context.metrics.count_request(spec.path, status, time.perf_counter() - start)
         return response
 
-    return endpoint
+    return Route(spec.path, endpoint, methods=[spec.method], name=spec.path)
+
+
+async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request) -> Response:
+    client = _authenticate(context, request, is_open=spec.path in OPEN_PATHS)
+    start = time.perf_counter()
+    async with receive_body(context, request) as raw_body:
+        body = spec.body.parse(raw_body, request.headers)
+        context.metrics.add_phase("read", time.perf_counter() - start)
+        return await spec.handle(Call(context, request, body, raw_body, client))
 
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
@@ -284,16 +282,6 @@ def _count_bytes(context: ServerContext, count: int) -> None:
     if context.body_bytes + count > context.settings.http.max_total_body_bytes:
         raise OverloadedError("too many bytes are being received", retry_after=1)
     context.body_bytes += count
-
-
-def parse_body(raw_body: bytes, schema: type[B]) -> B:
-    """Parse a request's body; raises InvalidRequestError."""
-    if schema is EmptyBody:
-        return schema()
-    try:
-        return schema.model_validate_json(raw_body or b"{}")
-    except ValidationError as error:
-        raise InvalidRequestError(_describe_validation_error(error, raw_body)) from None
 
 
 def _describe_validation_error(error: ValidationError, raw_body: bytes) -> str:

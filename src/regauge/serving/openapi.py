@@ -15,20 +15,14 @@ from regauge.serving.http_protocol import (
     EmptyBody,
     RouteSpec,
     build_json_response,
-    build_route,
 )
-from regauge.serving.routes.health import list_health_routes
-from regauge.serving.routes.kserve import list_kserve_routes
-from regauge.serving.routes.openai import format_openai_error, list_openai_routes
-from regauge.serving.routes.openai_text import list_text_routes
-from regauge.serving.routes.sagemaker import list_sagemaker_routes
-from regauge.serving.routes.tei import list_tei_routes
+from regauge.serving.routes import health, kserve, openai, openai_text, sagemaker, tei
+from regauge.serving.routes.kserve import format_kserve_error
+from regauge.serving.routes.openai import format_openai_error
+from regauge.serving.routes.tei import format_tei_error
 
 if TYPE_CHECKING:
     from starlette.responses import Response
-    from starlette.routing import Route
-
-    from regauge.serving.server_context import ServerContext
 
 STATUSES = {
     200: "The answer.",
@@ -52,28 +46,20 @@ STYLE = (
 )
 
 
-def build_document_routes(context: ServerContext) -> list[Route]:
-    """Return the routes for the document and the page."""
-    return [build_route(context, spec, format_openai_error) for spec in _list_document_routes()]
-
-
-def _list_document_routes() -> list[RouteSpec[Any]]:
-    return [
-        RouteSpec("GET", "/openapi.json", _show_document, EmptyBody, "Return this document."),
-        RouteSpec("GET", "/docs", _show_page, EmptyBody, "Show this document as a page."),
-    ]
+PROTOCOLS = (
+    (openai.ROUTES, format_openai_error),
+    (openai_text.ROUTES, format_openai_error),
+    (tei.ROUTES, format_tei_error),
+    (kserve.ROUTES, format_kserve_error),
+    (sagemaker.ROUTES, format_tei_error),
+    (health.ROUTES, format_openai_error),
+)
+"""Documented routes of each protocol, and how it formats errors."""
 
 
 def list_routes() -> list[RouteSpec[Any]]:
     """Return the specifications of all documented routes."""
-    return [
-        *list_openai_routes(),
-        *list_text_routes(),
-        *list_tei_routes(),
-        *list_kserve_routes(),
-        *list_sagemaker_routes(),
-        *list_health_routes(),
-    ]
+    return [spec for routes, _ in PROTOCOLS for spec in routes]
 
 
 def build_document() -> dict[str, Any]:
@@ -143,3 +129,9 @@ async def _show_page(call: Call[EmptyBody]) -> Response:
         f"<h2>Routes</h2><table>{rows}</table><h2>Statuses</h2><table>{statuses}</table>"
     )
     return HTMLResponse(page, headers={"Content-Security-Policy": POLICY})
+
+
+DOCUMENT_ROUTES: tuple[RouteSpec[Any], ...] = (
+    RouteSpec("GET", "/openapi.json", _show_document, EmptyBody, "Return this document."),
+    RouteSpec("GET", "/docs", _show_page, EmptyBody, "Show this document as a page."),
+)

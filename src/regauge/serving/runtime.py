@@ -1,23 +1,41 @@
-"""A server's models and application, from start to stop."""
+"""A server's models and ASGI application, from start to stop."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.serving.app import build_app
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+
+from regauge.serving.http_protocol import build_error_response, build_route
 from regauge.serving.model_set import ModelSet
+from regauge.serving.openapi import DOCUMENT_ROUTES, PROTOCOLS
+from regauge.serving.request_errors import NotFoundError, RequestError
+from regauge.serving.routes import search
+from regauge.serving.routes.openai import format_openai_error
+from regauge.serving.routes.tei import format_tei_error
 from regauge.serving.search.search_service import SearchService
 from regauge.serving.server_context import ServerContext
 from regauge.serving.server_metrics import ServerMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Executor
+
+    from starlette.requests import Request
+    from starlette.responses import Response
 
     from regauge.serving.api_keys import ApiKeys
     from regauge.serving.settings import Serve
 
 TOKENIZER_THREADS = 2
 """Threads that tokenize long texts."""
+
+
+class MethodError(RequestError):
+    """The route needs another method."""
+
+    status = 405
 
 
 class ServingRuntime:
@@ -30,7 +48,7 @@ class ServingRuntime:
         self.context = ServerContext(settings, self._models, metrics, keys, executor)
         metrics.watch_drain(lambda: self.context.state == "draining")
         self._search = SearchService(self.context, settings.search) if settings.search else None
-        self.app = build_app(self.context, self._search)
+        self.app = _build_app(self.context, self._search)
         """The application; it refuses requests until the models are loaded."""
 
     async def start(self) -> None:
@@ -53,3 +71,32 @@ class ServingRuntime:
         await self._models.stop()
         if self._search is not None:
             self._search.close()
+
+
+def _build_app(context: ServerContext, service: SearchService | None) -> Starlette:
+    """Build the application with the routes of all protocols, and of the search page."""
+    protocols = [*PROTOCOLS, (DOCUMENT_ROUTES, format_openai_error)]
+    if service is not None:
+        protocols.append((tuple(search.list_routes(service)), format_tei_error))
+    routes = [
+        build_route(context, spec, format_error)
+        for specs, format_error in protocols
+        for spec in specs
+    ]
+    refuse = _build_refusal(context)
+    app = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
+    app.router.redirect_slashes = False
+    return app
+
+
+def _build_refusal(context: ServerContext) -> Callable[[Request, Exception], Response]:
+    """Return a handler for requests without a matching route, which counts them."""
+
+    def refuse(request: Request, error: Exception) -> Response:
+        failure: RequestError = NotFoundError("no such path")
+        if isinstance(error, HTTPException) and error.status_code == MethodError.status:
+            failure = MethodError(f"this path does not accept {request.method}")
+        context.metrics.count_unknown_route(failure.status)
+        return build_error_response(failure, format_openai_error)
+
+    return refuse

@@ -7,30 +7,10 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from regauge.serving.http_protocol import (
-    Call,
-    EmptyBody,
-    RouteSpec,
-    build_json_response,
-    build_route,
-)
-from regauge.serving.routes.openai import format_openai_error
+from regauge.serving.http_protocol import Call, EmptyBody, RouteSpec, build_json_response
 
 if TYPE_CHECKING:
-    from starlette.routing import Route
-
     from regauge.serving.server_context import ServerContext
-
-
-def build_health_routes(context: ServerContext) -> list[Route]:
-    return [build_route(context, spec, format_openai_error) for spec in list_health_routes()]
-
-
-def list_health_routes() -> list[RouteSpec[Any]]:
-    return [
-        RouteSpec("GET", "/health", show_health, EmptyBody, "Return the state of the server."),
-        RouteSpec("GET", "/metrics", _show_metrics, EmptyBody, "Return the Prometheus metrics."),
-    ]
 
 
 def find_status(context: ServerContext) -> tuple[str, int]:
@@ -59,3 +39,9 @@ async def show_health(call: Call[EmptyBody]) -> Response:
 
 async def _show_metrics(call: Call[EmptyBody]) -> Response:
     return Response(call.context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+ROUTES: tuple[RouteSpec[Any], ...] = (
+    RouteSpec("GET", "/health", show_health, EmptyBody, "Return the state of the server."),
+    RouteSpec("GET", "/metrics", _show_metrics, EmptyBody, "Return the Prometheus metrics."),
+)

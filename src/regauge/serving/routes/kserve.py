@@ -6,7 +6,7 @@ type `BYTES`. A model's version is the start of the artifact hash.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 from starlette.responses import Response
@@ -18,8 +18,6 @@ from regauge.serving.http_protocol import (
     RequestBody,
     RouteSpec,
     build_json_response,
-    build_route,
-    parse_body,
 )
 from regauge.serving.open_inference.model_tensors import (
     build_inputs,
@@ -41,14 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy as np
-    from starlette.requests import Request
-    from starlette.routing import Route
 
     from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.model_version import ModelVersion, Outputs
     from regauge.serving.open_inference.tensor_protocol import OutputTensor
     from regauge.serving.scheduler import Priority
-    from regauge.serving.server_context import ServerContext
 
 HEADER_LENGTH = "inference-header-content-length"
 """Header with the length of the JSON, if bytes follow it."""
@@ -109,33 +104,9 @@ class InferBody(RequestBody):
     outputs: list[RequestedOutput] | None = None
     """Requested outputs; by default all."""
 
-
-def build_kserve_routes(context: ServerContext) -> list[Route]:
-    return [build_route(context, spec, format_kserve_error) for spec in list_kserve_routes()]
-
-
-def list_kserve_routes() -> list[RouteSpec[Any]]:
-    specs: list[RouteSpec[Any]] = [
-        RouteSpec("GET", "/v2", _show_server, EmptyBody, "Describe the server."),
-        RouteSpec("GET", "/v2/health/live", _show_live, EmptyBody, "Return 200."),
-        RouteSpec("GET", "/v2/health/ready", _show_ready, EmptyBody, "Return 200 if ready."),
-    ]
-    for path in MODEL_PATHS:
-        specs += [
-            RouteSpec("GET", f"{path}/ready", _show_model_ready, EmptyBody, "Return 200 if ready."),
-            RouteSpec("GET", f"{path}/config", _show_config, EmptyBody, "Describe for Triton."),
-            RouteSpec(
-                "POST",
-                f"{path}/infer",
-                _infer,
-                InferBody,
-                "Return the outputs of a model.",
-                parse=_parse_infer_body,
-            ),
-        ]
-    return specs + [
-        RouteSpec("GET", path, _show_model, EmptyBody, "Describe a model.") for path in MODEL_PATHS
-    ]
+    @classmethod
+    def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
+        return super().parse(raw_body[: _json_length(headers, raw_body)], headers)
 
 
 def format_kserve_error(error: RequestError) -> dict[str, Any]:
@@ -212,7 +183,8 @@ async def _show_config(call: Call[EmptyBody]) -> Response:
 async def _infer(call: Call[InferBody]) -> Response:
     body, name = call.body, call.request.path_params["model"]
     _check_options(body)
-    tensors = read_tensors(body.inputs, call.raw_body[_json_length(call.request, call.raw_body) :])
+    length = _json_length(call.request.headers, call.raw_body)
+    tensors = read_tensors(body.inputs, call.raw_body[length:])
     async with call.use_model(name) as model:
         _check_version(call, model)
         names = [spec.name for spec in describe_outputs(model.program)]
@@ -272,13 +244,9 @@ def _build_response(
     return Response(body, headers={HEADER_LENGTH: str(length)}, media_type=BINARY_TYPE)
 
 
-def _parse_infer_body(request: Request, raw_body: bytes) -> InferBody:
-    return parse_body(raw_body[: _json_length(request, raw_body)], InferBody)
-
-
-def _json_length(request: Request, raw_body: bytes) -> int:
+def _json_length(headers: Mapping[str, str], raw_body: bytes) -> int:
     """Return the length of a body's JSON; raises InvalidRequestError."""
-    text = request.headers.get(HEADER_LENGTH)
+    text = headers.get(HEADER_LENGTH)
     if text is None:
         return len(raw_body)
     if not (text.isascii() and text.isdecimal()) or int(text[:20]) > len(raw_body):
@@ -313,3 +281,20 @@ def _read_priority(priority: int | str | None) -> Priority | None:
     if not priority:
         return None
     return "interactive" if priority in {HIGHEST_PRIORITY, "interactive"} else "bulk"
+
+
+ROUTES: tuple[RouteSpec[Any], ...] = (
+    RouteSpec("GET", "/v2", _show_server, EmptyBody, "Describe the server."),
+    RouteSpec("GET", "/v2/health/live", _show_live, EmptyBody, "Return 200."),
+    RouteSpec("GET", "/v2/health/ready", _show_ready, EmptyBody, "Return 200 if ready."),
+    *(
+        spec
+        for path in MODEL_PATHS
+        for spec in (
+            RouteSpec("GET", f"{path}/ready", _show_model_ready, EmptyBody, "Return 200 if ready."),
+            RouteSpec("GET", f"{path}/config", _show_config, EmptyBody, "Describe for Triton."),
+            RouteSpec("POST", f"{path}/infer", _infer, InferBody, "Return the outputs of a model."),
+        )
+    ),
+    *(RouteSpec("GET", path, _show_model, EmptyBody, "Describe a model.") for path in MODEL_PATHS),
+)

@@ -19,14 +19,12 @@ from regauge.serving.http_protocol import (
     RouteSpec,
     build_json_response,
     build_output_response,
-    build_route,
 )
 from regauge.serving.model_version import Inputs
 from regauge.serving.request_errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from starlette.responses import Response
-    from starlette.routing import Route
 
     from regauge.serving.model_version import ModelVersion, Outputs
     from regauge.serving.server_context import ServerContext
@@ -59,21 +57,6 @@ class EmbeddingsBody(RequestBody):
     """Vector width: the first numbers, normalized again."""
     prompt_name: str | None = None
     """Name of a prompt of the model to prepend."""
-
-
-def build_openai_routes(context: ServerContext) -> list[Route]:
-    specs = list_openai_routes()
-    return [build_route(context, spec, format_openai_error) for spec in specs]
-
-
-def list_openai_routes() -> list[RouteSpec[Any]]:
-    return [
-        RouteSpec(
-            "POST", "/v1/embeddings", create_embeddings, EmbeddingsBody, "Return vectors of texts."
-        ),
-        RouteSpec("GET", "/v1/models", _list_models, EmptyBody, "Return the models."),
-        RouteSpec("GET", "/v1/models/{model:path}", _show_model, EmptyBody, "Return a model."),
-    ]
 
 
 def format_openai_error(error: RequestError) -> dict[str, Any]:
@@ -165,3 +148,12 @@ def _describe_model(context: ServerContext, name: str) -> dict[str, Any]:
     version = context.models.find(name).current
     created = int(version.loaded_at if version else time.time())
     return {"id": name, "object": "model", "created": created, "owned_by": "regauge"}
+
+
+ROUTES: tuple[RouteSpec[Any], ...] = (
+    RouteSpec(
+        "POST", "/v1/embeddings", create_embeddings, EmbeddingsBody, "Return vectors of texts."
+    ),
+    RouteSpec("GET", "/v1/models", _list_models, EmptyBody, "Return the models."),
+    RouteSpec("GET", "/v1/models/{model:path}", _show_model, EmptyBody, "Return a model."),
+)

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from starlette.responses import StreamingResponse
 
-from regauge.serving.http_protocol import (
-    Call,
-    RouteSpec,
-    build_json_response,
-    build_route,
-    read_timeout,
-)
+from regauge.serving.http_protocol import Call, RouteSpec, build_json_response, read_timeout
 from regauge.serving.request_errors import InvalidRequestError, RequestError, TooLargeError
 from regauge.serving.routes.openai import format_openai_error
 from regauge.serving.text_generation.answers import Answer, merge_parts
@@ -33,12 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     import numpy as np
-    from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from regauge.serving.server_context import ServerContext
     from regauge.serving.text_generation.openai_requests import AnswerOptions
     from regauge.serving.text_generation.text_version import TextVersion
 
@@ -49,45 +40,12 @@ LAST_EVENT = b"data: [DONE]\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def build_text_routes(context: ServerContext) -> list[Route]:
-    return [build_route(context, spec, format_openai_error) for spec in list_text_routes()]
-
-
-def list_text_routes() -> list[RouteSpec[Any]]:
-    return [
-        RouteSpec(
-            "POST",
-            "/v1/completions",
-            create_completion,
-            CompletionRequest,
-            "Continue texts.",
-            parse=_parse_completion,
-        ),
-        RouteSpec(
-            "POST",
-            "/v1/chat/completions",
-            create_chat_completion,
-            ChatRequest,
-            "Answer a conversation.",
-            parse=_parse_chat,
-        ),
-    ]
-
-
 async def create_completion(call: Call[CompletionRequest]) -> Response:
     return await _generate(call, CompletionFormat)
 
 
 async def create_chat_completion(call: Call[ChatRequest]) -> Response:
     return await _generate(call, ChatFormat)
-
-
-def _parse_completion(_: Request, raw_body: bytes) -> CompletionRequest:
-    return CompletionRequest.parse(raw_body)
-
-
-def _parse_chat(_: Request, raw_body: bytes) -> ChatRequest:
-    return ChatRequest.parse(raw_body)
 
 
 class CompletionFormat:
@@ -252,3 +210,15 @@ def _count_usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str,
 def format_event(document: Any) -> bytes:
     """Return a server-sent event with a JSON document."""
     return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+ROUTES: tuple[RouteSpec[Any], ...] = (
+    RouteSpec("POST", "/v1/completions", create_completion, CompletionRequest, "Continue texts."),
+    RouteSpec(
+        "POST",
+        "/v1/chat/completions",
+        create_chat_completion,
+        ChatRequest,
+        "Answer a conversation.",
+    ),
+)

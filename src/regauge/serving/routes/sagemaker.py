@@ -7,25 +7,21 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.h
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from starlette.responses import Response
 
-from regauge.serving.http_protocol import Call, EmptyBody, RouteSpec, build_route
+from regauge.serving.http_protocol import Call, EmptyBody, RouteSpec
 from regauge.serving.request_errors import InvalidRequestError, MediaTypeError, TooLargeError
 from regauge.serving.routes.health import show_health
 from regauge.serving.routes.openai import EmbeddingsBody, create_embeddings
 from regauge.serving.routes.openai_text import create_chat_completion, create_completion
-from regauge.serving.routes.tei import AnyBody, answer_by_model, format_tei_error
+from regauge.serving.routes.tei import AnyBody, answer_by_model
 from regauge.serving.text_generation.openai_requests import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.routing import Route
+    from collections.abc import Mapping
 
-    from regauge.serving.server_context import ServerContext
-
-Options = TypeVar("Options", ChatRequest, CompletionRequest)
 LINES_TYPES = ("application/jsonlines", "application/x-jsonlines", "application/x-ndjson")
 JSON_TYPES = (
     "",
@@ -35,8 +31,8 @@ JSON_TYPES = (
 )
 
 
-class InvocationBody(AnyBody):
-    """Body of `/invocations`: that of another route."""
+class _InvocationLine(AnyBody):
+    """Body of another route."""
 
     input: Any = None
     """Input for `/v1/embeddings`."""
@@ -46,28 +42,14 @@ class InvocationBody(AnyBody):
     """Messages for `/v1/chat/completions`."""
 
 
-def build_sagemaker_routes(context: ServerContext) -> list[Route]:
-    return [build_route(context, spec, format_tei_error) for spec in list_sagemaker_routes()]
+class InvocationBody(_InvocationLine):
+    """Body of `/invocations`: that of another route."""
 
-
-def list_sagemaker_routes() -> list[RouteSpec[Any]]:
-    return [
-        RouteSpec("GET", "/ping", show_health, EmptyBody, "Return the state, for SageMaker."),
-        RouteSpec(
-            "POST",
-            "/invocations",
-            _invoke,
-            InvocationBody,
-            "Answer a body of another route, for SageMaker.",
-            parse=_parse_nothing,
-        ),
-    ]
-
-
-def _parse_nothing(request: Request, raw_body: bytes) -> InvocationBody:
-    """Return an empty body, because the content type decides how it is parsed."""
-    del request, raw_body
-    return InvocationBody()
+    @classmethod
+    def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
+        """Return an empty body, because the content type decides how it is parsed."""
+        del raw_body, headers
+        return cls()
 
 
 async def _invoke(call: Call[InvocationBody]) -> Response:
@@ -95,16 +77,23 @@ async def _invoke(call: Call[InvocationBody]) -> Response:
 
 async def _answer_body(call: Call[InvocationBody], raw_body: bytes) -> Response:
     """Answer a body through the route for its form."""
-    parsed = call.with_body(InvocationBody, raw_body)
+    parsed = call.with_body(_InvocationLine, raw_body)
     if parsed.body.messages is not None:
-        return await create_chat_completion(_with_options(call, ChatRequest.parse(raw_body)))
+        return await create_chat_completion(call.with_body(ChatRequest, raw_body))
     if parsed.body.prompt is not None:
-        return await create_completion(_with_options(call, CompletionRequest.parse(raw_body)))
+        return await create_completion(call.with_body(CompletionRequest, raw_body))
     if parsed.body.input is not None:
         return await create_embeddings(call.with_body(EmbeddingsBody, raw_body))
     return await answer_by_model(call.with_body(AnyBody, raw_body))
 
 
-def _with_options(call: Call[InvocationBody], options: Options) -> Call[Options]:
-    """Return a call to a route that generates text."""
-    return Call(call.context, call.request, options, call.raw_body, call.client)
+ROUTES: tuple[RouteSpec[Any], ...] = (
+    RouteSpec("GET", "/ping", show_health, EmptyBody, "Return the state, for SageMaker."),
+    RouteSpec(
+        "POST",
+        "/invocations",
+        _invoke,
+        InvocationBody,
+        "Answer a body of another route, for SageMaker.",
+    ),
+)

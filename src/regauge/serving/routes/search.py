@@ -10,29 +10,20 @@ import time
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import Response
-from starlette.routing import Route
 
-from regauge.serving.http_protocol import guard_endpoint
-from regauge.serving.request_errors import NotFoundError
-from regauge.serving.routes.tei import format_tei_error
+from regauge.serving.http_protocol import Call, EmptyBody, RouteSpec, build_json_response
+from regauge.serving.request_errors import InvalidRequestError, NotFoundError
 from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    import numpy as np
-    from starlette.requests import Request
-
-    from regauge.serving.search.search_index import SearchIndex
+    from regauge.serving.search.search_service import SearchService
     from regauge.serving.search.search_settings import SearchSettings
-    from regauge.serving.server_context import ServerContext
-
-    Endpoint = Callable[[Request], Awaitable[Response]]
 
 PAGE_FOLDER = Path(__file__).parent.parent / "search" / "search_page"
 DEFAULT_RESULTS = 10
@@ -47,85 +38,52 @@ PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 """Page headers: the page loads its own files only, and document text cannot run as code."""
+RESULT_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-INVALID = 422
 
 
-class SearchContext(Protocol):
-    """What the search needs from the server."""
-
-    @property
-    def search_index(self) -> SearchIndex:
-        """The rows to search in."""
-
-    @property
-    def search_settings(self) -> SearchSettings:
-        """Query limits."""
-
-    async def embed_query(self, text: str) -> np.ndarray:
-        """Return a query's vector, [width] fp32; raises the errors of an overloaded server."""
-
-
-def build_search_routes(context: ServerContext, search: SearchContext) -> list[Route]:
-    """Return the routes for search and page, behind the server's checks."""
-    return [
-        Route(path, guard_endpoint(context, path, _ignore_client(endpoint), format_tei_error))
-        for path, endpoint in list_endpoints(search).items()
-    ]
-
-
-def list_endpoints(context: SearchContext) -> dict[str, Endpoint]:
-    """Return path -> endpoint, for search and page."""
-    searcher = _Searcher(context)
-    return {
+def list_routes(service: SearchService) -> list[RouteSpec[EmptyBody]]:
+    """Return the routes for search and page."""
+    searcher = _Searcher(service)
+    endpoints = {
         "/": _serve_file("search.html"),
         "/search.css": _serve_file("search.css"),
         "/search.js": _serve_file("search.js"),
         "/search": searcher.search,
         "/documents/{number:int}": searcher.show_document,
     }
-
-
-def _ignore_client(endpoint: Endpoint) -> Callable[[Request, Any], Awaitable[Response]]:
-    """Adapt an endpoint to take the request's client, too."""
-
-    async def answer(request: Request, _: Any) -> Response:
-        return await endpoint(request)
-
-    return answer
+    return [RouteSpec("GET", path, endpoint, EmptyBody, "") for path, endpoint in endpoints.items()]
 
 
 class _Searcher:
-    """A context's endpoints."""
-
-    def __init__(self, context: SearchContext) -> None:
-        self._context = context
+    def __init__(self, service: SearchService) -> None:
+        self._service = service
         self._results: OrderedDict[tuple[str, int], list[dict[str, Any]]] = OrderedDict()
         """Results of the last queries, most recent last."""
 
-    async def search(self, request: Request) -> Response:
+    async def search(self, call: Call[EmptyBody]) -> Response:
         """Return a query's results as JSON, or why the query is invalid."""
         start = time.perf_counter()
         try:
-            query, count = parse_query(request.query_params, self._context.search_settings)
+            query, count = parse_query(call.request.query_params, self._service.settings)
         except DataError as error:
-            return _build_json({"error": str(error), "error_type": "Validation"}, INVALID)
+            raise InvalidRequestError(str(error)) from None
         results = await self._find_results(query, count)
         milliseconds = round(1000 * (time.perf_counter() - start), 3)
         document = {
             "query": query,
             "results": results,
             "milliseconds": milliseconds,
-            "documents": len(self._context.search_index),
-            "exact": self._context.search_index.is_exact,
+            "documents": len(self._service.index),
+            "exact": self._service.index.is_exact,
         }
-        return _build_json(document)
+        return build_json_response(document, headers=RESULT_HEADERS)
 
     async def _find_results(self, query: str, count: int) -> list[dict[str, Any]]:
         key = query, count
         if key not in self._results:
-            vector = await self._context.embed_query(query)
-            results = await asyncio.to_thread(self._context.search_index.search, vector, count)
+            vector = await self._service.embed_query(query)
+            results = await asyncio.to_thread(self._service.index.search, vector, count)
             self._results[key] = results
         self._results.move_to_end(key)
         results = self._results[key]
@@ -133,11 +91,11 @@ class _Searcher:
             self._results.popitem(last=False)
         return results
 
-    async def show_document(self, request: Request) -> Response:
+    async def show_document(self, call: Call[EmptyBody]) -> Response:
         """Return a page with all kept fields of a row; raises NotFoundError."""
-        number = request.path_params["number"]
+        number = call.request.path_params["number"]
         try:
-            row = await asyncio.to_thread(self._context.search_index.read_row, number)
+            row = await asyncio.to_thread(self._service.index.read_row, number)
         except IndexError:
             raise NotFoundError(f"there is no document {number}") from None
         page = _load_templates().get_template("document.html.j2").render(row)
@@ -160,17 +118,12 @@ def parse_query(parameters: Mapping[str, str], settings: SearchSettings) -> tupl
     return query, int(text)
 
 
-def _build_json(document: dict[str, Any], status: int = 200) -> Response:
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    return Response(orjson.dumps(document), status, headers, "application/json")
-
-
-def _serve_file(name: str) -> Endpoint:
+def _serve_file(name: str) -> Callable[[Call[EmptyBody]], Awaitable[Response]]:
     """Return an endpoint with a file of the page."""
     content = (PAGE_FOLDER / name).read_bytes()
     media_type = MEDIA_TYPES[Path(name).suffix]
 
-    async def respond(_: Request) -> Response:
+    async def respond(_: Call[EmptyBody]) -> Response:
         return Response(content, headers=PAGE_HEADERS, media_type=media_type)
 
     return respond

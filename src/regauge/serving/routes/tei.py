@@ -19,7 +19,6 @@ from regauge.serving.http_protocol import (
     RouteSpec,
     build_json_response,
     build_output_response,
-    build_route,
 )
 from regauge.serving.model_version import Inputs
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, RequestError
@@ -29,10 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from starlette.responses import Response
-    from starlette.routing import Route
 
     from regauge.serving.model_version import ModelVersion, Outputs
-    from regauge.serving.server_context import ServerContext
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Pair = Annotated[list[str], Field(min_length=1, max_length=2)]
@@ -160,24 +157,6 @@ class DecodeBody(RequestBody):
     """Whether special tokens are left out."""
     model: str | None = None
     """Model name; by default the server's first model."""
-
-
-def build_tei_routes(context: ServerContext) -> list[Route]:
-    return [build_route(context, spec, format_tei_error) for spec in list_tei_routes()]
-
-
-def list_tei_routes() -> list[RouteSpec[Any]]:
-    return [
-        RouteSpec("POST", "/", answer_by_model, AnyBody, "Return what the model computes."),
-        RouteSpec("POST", "/embed", embed, EmbedBody, "Return vectors of texts."),
-        RouteSpec("POST", "/embed_all", embed_all, EmbedAllBody, "Return vectors of all tokens."),
-        RouteSpec("POST", "/rerank", rerank, RerankBody, "Rank texts for a query."),
-        RouteSpec("POST", "/predict", predict, PredictBody, "Return classes of texts."),
-        RouteSpec("POST", "/similarity", compare, SimilarityBody, "Compare a text with others."),
-        RouteSpec("POST", "/tokenize", _tokenize, TokenizeBody, "Return the tokens of texts."),
-        RouteSpec("POST", "/decode", _decode, DecodeBody, "Return the texts of tokens."),
-        RouteSpec("GET", "/info", _show_info, EmptyBody, "Describe the model and its limits."),
-    ]
 
 
 def format_tei_error(error: RequestError) -> dict[str, Any]:
@@ -408,3 +387,16 @@ def _scale_to_length_1(vectors: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: np.ndarray = vectors / np.where(norms > 0, norms, 1)
     return scaled
+
+
+ROUTES: tuple[RouteSpec[Any], ...] = (
+    RouteSpec("POST", "/", answer_by_model, AnyBody, "Return what the model computes."),
+    RouteSpec("POST", "/embed", embed, EmbedBody, "Return vectors of texts."),
+    RouteSpec("POST", "/embed_all", embed_all, EmbedAllBody, "Return vectors of all tokens."),
+    RouteSpec("POST", "/rerank", rerank, RerankBody, "Rank texts for a query."),
+    RouteSpec("POST", "/predict", predict, PredictBody, "Return classes of texts."),
+    RouteSpec("POST", "/similarity", compare, SimilarityBody, "Compare a text with others."),
+    RouteSpec("POST", "/tokenize", _tokenize, TokenizeBody, "Return the tokens of texts."),
+    RouteSpec("POST", "/decode", _decode, DecodeBody, "Return the texts of tokens."),
+    RouteSpec("GET", "/info", _show_info, EmptyBody, "Describe the model and its limits."),
+)

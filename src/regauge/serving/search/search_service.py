@@ -24,7 +24,7 @@ class SearchService:
     """The rows to search in, and the model that embeds queries."""
 
     def __init__(self, context: ServerContext, settings: SearchSettings) -> None:
-        self.search_settings = settings
+        self.settings = settings
         """Query limits."""
         self._context = context
         self._index: SearchIndex | None = None
@@ -33,16 +33,14 @@ class SearchService:
         """Open the index for the default model; raises the errors of `SearchIndex.open`."""
         async with self._context.models.use_for_records(None) as model:
             artifact = model.artifact
-        self._index = await self._context.run_in_thread(
-            SearchIndex.open, self.search_settings, artifact
-        )
+        self._index = await self._context.run_in_thread(SearchIndex.open, self.settings, artifact)
 
     def close(self) -> None:
         if self._index is not None:
             self._index.close()
 
     @property
-    def search_index(self) -> SearchIndex:
+    def index(self) -> SearchIndex:
         if self._index is None:
             raise RuntimeError("the index is not open")
         return self._index

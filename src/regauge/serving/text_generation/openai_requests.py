@@ -18,6 +18,8 @@ from regauge.serving.http_protocol import RequestBody
 from regauge.serving.request_errors import InvalidRequestError, TooLargeError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regauge.serving.text_generation.text_version import TextVersion
 
 MAX_STOP_TEXTS = 4
@@ -95,10 +97,10 @@ class AnswerOptions(RequestBody):
     """Options of a streamed answer."""
 
     @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """Parse a JSON body; raises InvalidRequestError."""
+    def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
+        del headers
         try:
-            document = orjson.loads(body)
+            document = orjson.loads(raw_body)
         except orjson.JSONDecodeError as error:
             raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
         if not isinstance(document, dict):

@@ -19,13 +19,12 @@ from starlette.applications import Starlette
 
 from browser import DESKTOP, Browser, open_browser
 from regauge.serving.api_keys import ApiKeys
-from regauge.serving.http_protocol import build_route
+from regauge.serving.http_protocol import ServerContext, build_route
 from regauge.serving.request_errors import InferenceError, OverloadedError
 from regauge.serving.routes.search import CACHED_QUERIES, list_routes
 from regauge.serving.routes.tei import format_tei_error
 from regauge.serving.search.search_index import SearchIndex
 from regauge.serving.search.search_settings import SearchSettings
-from regauge.serving.server_context import ServerContext
 from regauge.serving.server_metrics import ServerMetrics
 from regauge.serving.settings import Serve
 from serve.vectors import build_artifact, embed_words, write_vectors

@@ -14,11 +14,11 @@ import pytest
 
 import regauge
 from fake_server import build_vector, run_fake_server
-from regauge.serving.client.http_errors import parse_retry_after, read_message
+from regauge.serving.client.http_session import parse_retry_after, read_message
 from regauge.serving.client.in_flight import (
     INITIAL_IN_FLIGHT,
     MAX_BACKOFF_SECONDS,
-    AdaptiveInFlight,
+    InFlight,
     compute_wait,
 )
 from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
@@ -249,9 +249,9 @@ def test_fewer_requests_are_in_flight_after_refusals() -> None:
         assert np.array_equal(vectors, expected), "refused texts are sent again"
 
 
-def simulate(capacity: int, *, max_in_flight: int | None = None) -> AdaptiveInFlight:
+def simulate(capacity: int, *, max_in_flight: int | None = None) -> InFlight:
     """Return the state after many answers of a server that computes `capacity` requests at once."""
-    in_flight, now = AdaptiveInFlight(), 0.0
+    in_flight, now = InFlight(), 0.0
     for _ in range(300):
         limit = in_flight.limit
         if max_in_flight is not None and limit > max_in_flight:
@@ -273,7 +273,7 @@ def test_refusals_bound_the_number_in_flight() -> None:
 
 
 def test_requests_that_were_refused_together_lower_the_number_once() -> None:
-    in_flight = AdaptiveInFlight(20)
+    in_flight = InFlight(20)
     for index in range(20):
         in_flight.record_refusal(1.0, 1.1 + index / 100)
     assert in_flight.limit == 14

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from regauge.serving.server_context import ServerContext
+    from regauge.serving.http_protocol import ServerContext
 
 MAX_HEADER_BYTES = 64 << 10
 """Maximum header bytes per request, path included."""

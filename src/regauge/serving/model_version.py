@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from regauge.inference.export.preprocess import EncodedRecords
     from regauge.inference.export.records import Records
     from regauge.serving.dispatcher import ComputedRequest, RequestOptions
-    from regauge.serving.scheduler import ScheduledBatch
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Overflow, Serve
 
@@ -158,7 +157,7 @@ class ModelVersion(LoadedVersion):
         planner = self._planner = BatchPlanner(buckets, times, mixes_lengths=mixes_lengths)
         self.scheduler = Scheduler(planner, self._settings.queue.max_wait_seconds)
         self._dispatcher = Dispatcher(
-            self.scheduler, self.pool, self.program.output_size, self._count_batch
+            self.scheduler, self.pool, self.program.output_size, self._metrics.count_batch
         )
         self._fill_workers()
 
@@ -298,8 +297,7 @@ class ModelVersion(LoadedVersion):
         num_tokens = np.bincount(owners, lengths, len(texts)).astype(np.int64)
         values /= np.maximum(num_tokens, 1)[:, None]
         if self.is_normalized:
-            norms = np.linalg.norm(values, axis=1, keepdims=True)
-            values /= np.where(norms > 0, norms, 1)
+            values = scale_to_length_1(values)
         failures = {int(owners[key]): value for key, value in request.failures.items()}
         return Outputs(values, num_tokens, no_flags, failures)
 
@@ -354,8 +352,12 @@ class ModelVersion(LoadedVersion):
         if self._dispatcher is not None:
             self._dispatcher.fill_workers()
 
-    def _count_batch(self, batch: ScheduledBatch, milliseconds: float) -> None:
-        self._metrics.count_batch(batch, milliseconds)
+
+def scale_to_length_1(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors divided by their norms, [records, width]; vectors of zeros are kept."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: np.ndarray = vectors / np.where(norms > 0, norms, 1)
+    return scaled
 
 
 def open_served_artifact(folder: Path) -> Artifact:

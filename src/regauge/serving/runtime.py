@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from regauge.serving.http_protocol import build_error_response, build_route
+from regauge.serving.http_protocol import ServerContext, build_error_response, build_route
 from regauge.serving.model_set import ModelSet
 from regauge.serving.openapi import DOCUMENT_ROUTES, PROTOCOLS
 from regauge.serving.request_errors import NotFoundError, RequestError
@@ -15,7 +15,6 @@ from regauge.serving.routes import search
 from regauge.serving.routes.openai import format_openai_error
 from regauge.serving.routes.tei import format_tei_error
 from regauge.serving.search.search_service import SearchService
-from regauge.serving.server_context import ServerContext
 from regauge.serving.server_metrics import ServerMetrics
 
 if TYPE_CHECKING:

@@ -11,15 +11,13 @@ Fair queueing source: P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queuing", 
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
 from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple
-
-from regauge.serving.deadlines import DeadlineDemand
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -46,6 +44,10 @@ MARGIN = 1.2
 """Factor on expected times when compared with deadlines."""
 SLACK_BATCHES = 3
 """If a record can wait less than this many batches, the earliest deadline comes first."""
+SLOT_SECONDS = 0.1
+"""Deadline slot width."""
+MAX_SLOT = 1 << 53
+"""Slot for records without a deadline."""
 
 
 class QueueFullError(Exception):
@@ -58,6 +60,63 @@ class QueueFullError(Exception):
         super().__init__(message)
         self.retry_after = max(MIN_RETRY_SECONDS, math.ceil(wait_seconds - limit_seconds))
         """Seconds after which the queue is expected to have room."""
+
+
+class DeadlineSlack(NamedTuple):
+    """How long records may still wait."""
+
+    seconds: float
+    deadline: float
+    """Records due before this must be computed first to be on time."""
+
+
+@dataclass
+class DeadlineDemand:
+    """Deadline -> waiting milliseconds, to see whether all records can be on time.
+
+    Deadlines are rounded down to slots, to keep their number small.
+    """
+
+    _slots: list[int] = field(default_factory=list)
+    """Slots with waiting records, in ascending order."""
+    _milliseconds: dict[int, float] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, deadline: float, milliseconds: float) -> None:
+        slot = _find_slot(deadline)
+        if slot not in self._counts:
+            insort(self._slots, slot)
+        self._counts[slot] = self._counts.get(slot, 0) + 1
+        self._milliseconds[slot] = self._milliseconds.get(slot, 0.0) + milliseconds
+
+    def remove(self, deadline: float, milliseconds: float) -> None:
+        slot = _find_slot(deadline)
+        self._counts[slot] -= 1
+        self._milliseconds[slot] -= milliseconds
+        if not self._counts[slot]:
+            del self._slots[bisect_left(self._slots, slot)]
+            del self._counts[slot], self._milliseconds[slot]
+
+    def find_slack(
+        self, now: float, busy_seconds: float, pace: float, since: float = 0.0
+    ) -> DeadlineSlack:
+        """Return the seconds all records may still wait, earliest deadline first.
+
+        Negative if a record will be late, and infinite without records. `busy_seconds` is the time
+        until the workers are free, and `pace` the workers' seconds per millisecond. Records with a
+        deadline before `since` take time, but may be late.
+        """
+        first, total = _find_slot(since), busy_seconds
+        slack, tightest = math.inf, MAX_SLOT
+        for slot in self._slots:
+            total += self._milliseconds[slot] * pace
+            if slot >= first and slot * SLOT_SECONDS - now - total < slack:
+                slack, tightest = slot * SLOT_SECONDS - now - total, slot
+        return DeadlineSlack(slack, (tightest + 1) * SLOT_SECONDS)
+
+
+def _find_slot(deadline: float) -> int:
+    return int(min(deadline / SLOT_SECONDS, MAX_SLOT))
 
 
 @dataclass(eq=False)

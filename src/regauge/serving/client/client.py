@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 
 from regauge.serving.client.http_session import HttpSession, send_all
-from regauge.serving.client.in_flight import AdaptiveInFlight, AnyInFlight, FixedInFlight
+from regauge.serving.client.in_flight import InFlight
 from regauge.system.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class AsyncClient:
         self._texts_per_request = texts_per_request
         self._http = HttpSession(self.url, headers, timeout_seconds)
         if in_flight is not None:
-            self._http.in_flight = FixedInFlight(in_flight)
+            self._http.in_flight = InFlight(in_flight, is_fixed=True)
         self._start = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -156,13 +156,12 @@ class AsyncClient:
 
         return await send_all(send, parts, in_flight)
 
-    async def _prepare(self) -> AnyInFlight:
+    async def _prepare(self) -> InFlight:
         """Return the in-flight limit; read the server's hint before the first request."""
         async with self._start:
             if self._http.in_flight is None:
                 hint = await self._find_hint()
-                in_flight = AdaptiveInFlight() if hint is None else AdaptiveInFlight(hint)
-                self._http.in_flight = in_flight
+                self._http.in_flight = InFlight() if hint is None else InFlight(hint)
             return self._http.in_flight
 
     async def _find_hint(self) -> int | None:

@@ -7,11 +7,11 @@ import datetime as dt
 import json
 import random
 import time
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from regauge.serving.client.http_errors import RETRIED, build_status_error, parse_retry_after
-from regauge.serving.client.in_flight import AnyInFlight, compute_wait
+from regauge.serving.client.in_flight import InFlight, compute_wait
 from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
 
 try:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Part = TypeVar("Part")
 MIN_TIMEOUT_SECONDS = 0.001
+RETRIED = frozenset((429, 502, 503, 504))
+"""Statuses worth retrying."""
+MAX_MESSAGE = 300
+"""Maximum characters of a server's message in an error."""
 
 
 class _Answer(NamedTuple):
@@ -42,7 +46,7 @@ class HttpSession:
     """Connections to one server, with headers and a timeout for each request."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_seconds: float) -> None:
-        self.in_flight: AnyInFlight | None = None
+        self.in_flight: InFlight | None = None
         """In-flight limit, which learns from each answer; None until it is known."""
         self._url = url
         self._headers = headers
@@ -152,7 +156,7 @@ class HttpSession:
 
 
 async def send_all(
-    send: Callable[[Part], Awaitable[T]], parts: Sequence[Part], in_flight: AnyInFlight
+    send: Callable[[Part], Awaitable[T]], parts: Sequence[Part], in_flight: InFlight
 ) -> list[T]:
     """Return all results in the order of the parts; after an error, cancel the others."""
     results: dict[int, T] = {}
@@ -178,3 +182,54 @@ async def _collect(running: dict[asyncio.Future[T], int], results: dict[int, T])
         results[running[task]] = task.result()
     for task in done:
         del running[task]
+
+
+def build_status_error(url: str, status: int, body: bytes) -> RegaugeError:
+    """Return the exception for an error status, with the server's message."""
+    message = f"{url} answers {status}: {read_message(status, body)}"
+    if status in {401, 403}:
+        return SettingsError(message, "set api_key to a key of this server")
+    if status in {404, 405}:
+        return SettingsError(message, "correct the url or the model")
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return DataError(message, "lower texts_per_request, or shorten the texts")
+    if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+        return TransientError(message, "lower in_flight, raise timeout_seconds or try again later")
+    if status in RETRIED or status == HTTPStatus.FAILED_DEPENDENCY or status >= 500:  # noqa: PLR2004
+        return TransientError(message, "see the log of the server")
+    return DataError(message, "correct the request")
+
+
+def read_message(status: int, body: bytes) -> str:
+    """Extract an error message in OpenAI's form, TEI's form, or plain text."""
+    text = body.decode(errors="replace").strip()
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if isinstance(document, dict):
+        error = document.get("error") or document.get("detail") or document.get("message")
+        text = str(error.get("message", error)) if isinstance(error, dict) else str(error or text)
+    if words := " ".join(text.split())[:MAX_MESSAGE]:
+        return words
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "no message"
+
+
+def parse_retry_after(header: str | None, now: dt.datetime) -> float | None:
+    """Return the seconds in a Retry-After header, a number or a date; None if unusable."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=dt.UTC)
+    return max(0.0, (date - now).total_seconds())

@@ -11,7 +11,6 @@ second would depend on how the answers are bunched.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 INITIAL_IN_FLIGHT = 4
 """Initial number of requests in flight, without a hint from the server."""
@@ -28,39 +27,13 @@ BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 """Maximum wait before the first retry, and before any retry."""
 
 
-class AnyInFlight(Protocol):
-    """An in-flight limit that learns from answers and refusals."""
+class InFlight:
+    """An in-flight limit that follows throughput and refusals, unless it is fixed."""
 
-    @property
-    def limit(self) -> int:
+    def __init__(self, initial: int = INITIAL_IN_FLIGHT, *, is_fixed: bool = False) -> None:
+        self.limit = initial if is_fixed else min(max(1, initial), MAX_IN_FLIGHT)
         """How many requests may be in flight now."""
-
-    def record_answer(self, num_texts: int, seconds: float) -> None:
-        """Count an answer while `limit` requests are in flight, with text count and latency."""
-
-    def record_refusal(self, started_at: float, now: float) -> None:
-        """Count a refused request, sent at `started_at` seconds."""
-
-
-class FixedInFlight:
-    """A constant in-flight limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def record_answer(self, num_texts: int, seconds: float) -> None:
-        """Ignore the answer."""
-
-    def record_refusal(self, started_at: float, now: float) -> None:
-        """Ignore the refusal; the request waits before it is sent again."""
-
-
-class AdaptiveInFlight:
-    """An in-flight limit that follows throughput and refusals."""
-
-    def __init__(self, initial: int = INITIAL_IN_FLIGHT, maximum: int = MAX_IN_FLIGHT) -> None:
-        self.limit = min(max(1, initial), maximum)
-        self._maximum = maximum
+        self._is_fixed = is_fixed
         self._is_doubling = True
         self._best_limit, self._best_rate = 1, 0.0
         self._num_idle_windows = 0
@@ -70,7 +43,9 @@ class AdaptiveInFlight:
         self._seconds = 0.0
 
     def record_answer(self, num_texts: int, seconds: float) -> None:
-        """Count an answer; decide at the end of each window."""
+        """Count an answer while `limit` requests are in flight; decide after each window."""
+        if self._is_fixed:
+            return
         if self._num_skipped > 0:
             self._num_skipped -= 1
             return
@@ -86,8 +61,11 @@ class AdaptiveInFlight:
         self._start_window(max(limit, self.limit) if limit != self.limit else 0)
 
     def record_refusal(self, started_at: float, now: float) -> None:
-        """Lower the limit, once for all requests that were in flight together."""
-        if started_at < self._lowered_at:
+        """Lower the limit, once for all requests that were in flight together.
+
+        The refused request was sent at `started_at` seconds.
+        """
+        if self._is_fixed or started_at < self._lowered_at:
             return
         self._start_window(self.limit)
         self.limit = max(1, int(self.limit * REFUSAL_FACTOR))
@@ -107,7 +85,7 @@ class AdaptiveInFlight:
             self._best_limit, self._best_rate = self.limit, rate
             self._num_idle_windows = 0
             increase = self.limit if self._is_doubling else 1
-            self.limit = min(self.limit + increase, self._maximum)
+            self.limit = min(self.limit + increase, MAX_IN_FLIGHT)
             return
         self._is_doubling = False
         if self.limit > self._best_limit:
@@ -119,7 +97,7 @@ class AdaptiveInFlight:
         if self._num_idle_windows >= PROBE_INTERVAL:
             self._num_idle_windows = 0
             self._best_limit, self._best_rate = self.limit, rate
-            self.limit = min(self.limit + 1, self._maximum)
+            self.limit = min(self.limit + 1, MAX_IN_FLIGHT)
 
 
 def compute_wait(attempt: int, retry_after: float | None, uniform: Callable[[], float]) -> float:

@@ -1,1 +1,1 @@
-"""Serves models on a Ray cluster: `ray_serving` deploys replicas, `ray_replica` is one of them."""
+"""Serves models on a Ray cluster."""

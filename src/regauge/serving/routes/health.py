@@ -10,7 +10,7 @@ from starlette.responses import Response
 from regauge.serving.http_protocol import Call, EmptyBody, RouteSpec, build_json_response
 
 if TYPE_CHECKING:
-    from regauge.serving.server_context import ServerContext
+    from regauge.serving.http_protocol import ServerContext
 
 
 def find_status(context: ServerContext) -> tuple[str, int]:

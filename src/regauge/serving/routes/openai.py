@@ -20,14 +20,14 @@ from regauge.serving.http_protocol import (
     build_json_response,
     build_output_response,
 )
-from regauge.serving.model_version import Inputs
+from regauge.serving.model_version import Inputs, scale_to_length_1
 from regauge.serving.request_errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from regauge.serving.http_protocol import ServerContext
     from regauge.serving.model_version import ModelVersion, Outputs
-    from regauge.serving.server_context import ServerContext
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -120,10 +120,7 @@ def shorten_vectors(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     if dimensions > vectors.shape[1]:
         problem = f"dimensions is over the {vectors.shape[1]} numbers of a vector"
         raise InvalidRequestError(problem)
-    shortened = vectors[:, :dimensions]
-    norms = np.linalg.norm(shortened, axis=1, keepdims=True)
-    normalized: np.ndarray = shortened / np.where(norms > 0, norms, 1)
-    return normalized
+    return scale_to_length_1(vectors[:, :dimensions])
 
 
 def check_output_kind(model: ModelVersion, *kinds: str) -> None:

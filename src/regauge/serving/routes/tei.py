@@ -20,7 +20,7 @@ from regauge.serving.http_protocol import (
     build_json_response,
     build_output_response,
 )
-from regauge.serving.model_version import Inputs
+from regauge.serving.model_version import Inputs, scale_to_length_1
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, RequestError
 from regauge.serving.routes.openai import TokenIds, check_output_kind, shorten_vectors
 
@@ -247,7 +247,7 @@ async def compare(call: Call[SimilarityBody]) -> Response:
         check_output_kind(model, "vectors")
         outputs = await model.compute(inputs, options)
     outputs.check_failures()
-    vectors = _scale_to_length_1(outputs.values)
+    vectors = scale_to_length_1(outputs.values)
     return build_output_response(call.context, vectors[1:] @ vectors[0], outputs)
 
 
@@ -380,13 +380,7 @@ def _normalize(model: ModelVersion, vectors: np.ndarray, *, requested: bool | No
         return vectors
     if model.is_normalized:
         raise InvalidRequestError("the vectors of this model have length 1; omit normalize")
-    return _scale_to_length_1(vectors)
-
-
-def _scale_to_length_1(vectors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: np.ndarray = vectors / np.where(norms > 0, norms, 1)
-    return scaled
+    return scale_to_length_1(vectors)
 
 
 ROUTES: tuple[RouteSpec[Any], ...] = (

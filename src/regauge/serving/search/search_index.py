@@ -6,6 +6,8 @@ every row. With many rows, a faiss index selects the rows to compare.
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -13,11 +15,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from regauge.serving.search import approximate_index
-from regauge.serving.search.approximate_index import ApproximateIndex
 from regauge.serving.search.search_rows import SearchRows, VectorFolder, open_vectors, write_rows
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
+from regauge.system.files import replace_atomically
+from regauge.system.log import logger
+from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from regauge.inference.export.artifact import Artifact
@@ -28,6 +31,11 @@ TITLE_FIELDS, LINK_FIELDS = ("title", "name", "summary"), ("url", "link")
 MAX_TITLE_CHARACTERS = 120
 CANDIDATES_PER_RESULT, MIN_CANDIDATES = 4, 100
 """Rows the approximate index selects per result, and the minimum per query."""
+CLUSTERS_PER_ROOT = 2
+"""Clusters per square root of the row count. More of them take longer to compute."""
+TRAINING_ROWS = 40
+"""Rows per cluster for computing the centers; faiss warns about less than 39."""
+TRAINING_ITERATIONS = 10
 DERIVED = "search"
 """Subfolder for derived files, in the vector folder."""
 
@@ -47,6 +55,28 @@ class ResultFields(NamedTuple):
     title: str | None
     link: str | None
     texts: tuple[str, ...]
+
+
+class ApproximateIndex:
+    """A faiss index in a memory-mapped file: clustered vectors, of which a query reads some.
+
+    The index uses one byte per number. It selects more rows than needed; the search ranks them by
+    their stored vectors, so the scores are exact.
+    """
+
+    def __init__(self, path: Path, probes: int) -> None:
+        """Read an index from `_write_index`; a query is compared with `probes` clusters."""
+        import faiss
+
+        self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+        self._parameters = faiss.SearchParametersIVF()
+        self._parameters.nprobe = probes
+
+    def select_rows(self, query: np.ndarray, count: int) -> np.ndarray:
+        """Return the numbers of about `count` rows that are probably near, in ascending order."""
+        _, numbers = self._index.search(query[None], count, params=self._parameters)
+        selected: np.ndarray = np.sort(numbers[0][numbers[0] >= 0])
+        return selected
 
 
 class SearchIndex:
@@ -86,7 +116,7 @@ class SearchIndex:
         if not _needs_approximation(settings, len(rows)):
             return cls(rows, fields, settings)
         path = folder / f"{vectors.key}.faiss"
-        approximate_index.write_index(rows, width, path)
+        _write_index(rows, width, path)
         return cls(rows, fields, settings, ApproximateIndex(path, settings.probes))
 
     def __len__(self) -> int:
@@ -182,7 +212,11 @@ def _select_best(numbers: np.ndarray, scores: np.ndarray, count: int) -> RankedR
 
 def _needs_approximation(settings: SearchSettings, num_rows: int) -> bool:
     is_large = num_rows >= settings.min_approximate_rows
-    return settings.approximate == "auto" and is_large and approximate_index.is_available()
+    return (
+        settings.approximate == "auto"
+        and is_large
+        and importlib.util.find_spec("faiss") is not None
+    )
 
 
 def _remove_old_files(folder: Path, key: str) -> None:
@@ -233,3 +267,35 @@ def _first_line(text: str) -> str:
 def _shorten(text: str, count: int) -> str:
     """Cut a text to `count` characters, with an ellipsis."""
     return text if len(text) <= count else text[:count].rstrip() + "…"
+
+
+def _write_index(rows: SearchRows, width: int, path: Path) -> None:
+    """Build and write an index of all rows, unless the file exists."""
+    import faiss
+
+    if path.is_file():
+        return
+    logger.info("Building the search index of %s", format_count(len(rows), "row"))
+    max_clusters = max(1, len(rows) // TRAINING_ROWS)
+    num_clusters = min(int(CLUSTERS_PER_ROOT * math.sqrt(len(rows))), max_clusters)
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(width),
+        width,
+        num_clusters,
+        faiss.ScalarQuantizer.QT_8bit,
+        faiss.METRIC_INNER_PRODUCT,
+    )
+    index.cp.niter = TRAINING_ITERATIONS
+    index.train(_sample_rows(rows, TRAINING_ROWS * num_clusters))
+    for _, block in rows.iterate_blocks():
+        index.add(np.ascontiguousarray(block))
+    with replace_atomically(path) as temporary:
+        faiss.write_index(index, str(temporary))
+
+
+def _sample_rows(rows: SearchRows, count: int) -> np.ndarray:
+    """Return about `count` evenly spaced vectors, [rows, width] fp32."""
+    step = max(1, len(rows) // count)
+    samples = [block[-start % step :: step] for start, block in rows.iterate_blocks()]
+    sample: np.ndarray = np.ascontiguousarray(np.concatenate(samples))
+    return sample

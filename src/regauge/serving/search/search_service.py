@@ -11,8 +11,8 @@ from regauge.serving.search.search_index import SearchIndex
 if TYPE_CHECKING:
     import numpy as np
 
+    from regauge.serving.http_protocol import ServerContext
     from regauge.serving.search.search_settings import SearchSettings
-    from regauge.serving.server_context import ServerContext
 
 QUERY_PROMPT = "query"
 """Prompt for queries, if the model has one by this name."""

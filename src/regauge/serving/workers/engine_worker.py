@@ -7,8 +7,10 @@ import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from regauge.inference.export.bucket_times import build_document, read_bucket_times
+from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.serving.wire import encode_message, receive_message
-from regauge.system.errors import first_line
+from regauge.system.errors import SettingsError, first_line
 
 if TYPE_CHECKING:
     import socket
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from regauge.inference.export.bucket_times import BucketTimes
     from regauge.inference.export.engine import Engine
     from regauge.inference.export.records import Records
-    from regauge.serving.token_vectors.token_encoder import TokenEncoder
+    from regauge.models.inference_modules import TextProgram
     from regauge.serving.workers.worker_requests import LoadRequest
 
 MEASUREMENT_SECONDS = 0.5
@@ -41,7 +43,6 @@ class EngineWorker:
         are not reproduced.
         """
         from regauge.inference.export.batch_timing import measure_bucket_times
-        from regauge.inference.export.bucket_times import read_bucket_times
         from regauge.inference.export.engine import load_engine, warm_up
         from regauge.inference.export.parity_rows import check_artifact, compute_rows
         from regauge.inference.export.uncompiled import open_model
@@ -79,11 +80,22 @@ class EngineWorker:
         """Do nothing: the model ends with the process."""
 
     @cached_property
-    def _token_encoder(self) -> TokenEncoder:
-        """The uncompiled encoder, loaded on first use."""
-        from regauge.serving.token_vectors.token_encoder import TokenEncoder
+    def _encoder(self) -> TextProgram:
+        """The artifact's program in fp32, because a compiled one returns only pooled vectors.
 
-        return TokenEncoder.load(self._artifact)
+        Raises SettingsError if the model does not encode single texts.
+        """
+        import torch
+
+        from regauge.models.inference_modules import TextProgram, cast_program
+        from regauge.models.modules import Encoder
+
+        program = self._artifact.restore_program()
+        if not isinstance(program, TextProgram) or not isinstance(program.module, Encoder):
+            problem = f"{self._artifact.origin} does not have an encoder for token vectors"
+            raise SettingsError(problem, "use the model of an encoder")
+        cast_program(program, torch.float32)
+        return program
 
     def _ready_header(self) -> dict[str, Any]:
         return {
@@ -100,9 +112,9 @@ class EngineWorker:
         """
         try:
             if header["type"] == "token_vectors":
-                encoder = self._token_encoder
+                encoder = self._encoder
                 start = time.perf_counter()
-                outputs = encoder.compute(*arrays)
+                outputs = _compute_token_vectors(encoder, *arrays)
             else:
                 start = time.perf_counter()
                 records = _build_records(header["texts"], arrays)
@@ -115,10 +127,19 @@ class EngineWorker:
         return encode_message(answer, [outputs])
 
 
+def _compute_token_vectors(encoder: TextProgram, ids: np.ndarray) -> np.ndarray:
+    """Return a text's token vectors, [tokens, width] fp32; `ids` is [tokens]."""
+    import torch
+
+    tokens = torch.tensor(ids, dtype=torch.int32)[None]
+    lengths = torch.tensor([len(ids)], dtype=torch.int32)
+    with torch.inference_mode():
+        vectors: np.ndarray = encoder.token_vectors(tokens, lengths)[0].numpy()
+    return vectors
+
+
 def _build_records(num_texts: int, arrays: Sequence[np.ndarray]) -> Records:
     """Return a batch's records: ids and lengths of each text field, then the features."""
-    from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
-
     if not num_texts:
         return TensorRecords(arrays)
     count = 2 * num_texts

@@ -135,7 +135,6 @@ class BatchPlanner:
         return PlannedBatch(best.length, sorted(indices), best.milliseconds)
 
     def _summarize(self, lengths: list[int]) -> _Records:
-        """Build records from descending lengths."""
         sums = list(accumulate((self._costs[length] for length in lengths), initial=0.0))
         firsts = [
             index

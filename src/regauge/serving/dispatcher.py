@@ -159,14 +159,12 @@ class Dispatcher:
                 task.add_done_callback(self._tasks.discard)
 
     def _send_batch(self, worker: BatchWorker, batch: ScheduledBatch) -> asyncio.Future[Message]:
-        """Send a batch to a worker; return the future answer."""
         first = _request_of(batch.records[0]).records
         num_texts = first.texts_per_record if isinstance(first, TextRecords) else 0
         header = {"length": batch.length, "texts": num_texts}
         return worker.compute(header, gather_arrays(batch.records))
 
     async def _finish_batch(self, batch: ScheduledBatch, answer: asyncio.Future[Message]) -> None:
-        """Await a batch's answer and pass the outputs to the requests."""
         milliseconds: float | None = None
         try:
             message = await answer

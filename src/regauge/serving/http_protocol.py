@@ -271,7 +271,6 @@ def build_output_response(context: ServerContext, document: Any, outputs: Output
 
 
 def _authenticate(context: ServerContext, request: Request, *, is_open: bool) -> Any:
-    """Return a request's client; raises UnauthorizedError."""
     address = request.client
     if not context.api_keys.is_required:
         return address

@@ -115,7 +115,6 @@ class ModelSet:
                 await slot.check_for_new_version()
 
     async def _make_room(self, slot: ModelSlot) -> None:
-        """Unload models until another one fits the limits."""
         if slot.current is not None:
             return
         limits = self._settings.models
@@ -127,6 +126,5 @@ class ModelSet:
             await loaded[0].stop()
 
     def _memory_bytes(self) -> int:
-        """Return the resident memory of all workers, in bytes."""
         pids = [pid for version in self.loaded_versions for pid in version.worker_pids]
         return sum(inspect_process(pid).resident_bytes for pid in pids)

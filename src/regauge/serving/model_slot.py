@@ -236,7 +236,6 @@ class ModelSlot:
             await self._promote(version)
 
     def _replace_canary(self) -> None:
-        """Stop the canary because a newer version has loaded."""
         if self.canary is not None:
             self._stop_later(self.canary)
             self.canary = None
@@ -255,7 +254,6 @@ class ModelSlot:
         logger.info("%s: replaced by version %s", self.name, version.content_sha256[:12])
 
     def _discard_canary(self, problem: str) -> None:
-        """Stop the canary because it failed to answer a request."""
         if self.canary is not None:
             logger.error("%s keeps its version: the new one failed: %s", self.name, problem)
             self._stop_later(self.canary)
@@ -291,7 +289,6 @@ class ModelSlot:
         return version
 
     def _open_artifact(self, folder: Path) -> Artifact:
-        """Open an artifact or a copy of it."""
         artifact = open_served_artifact(folder)
         has_fixed_files = self._source.is_registered or not is_artifact(folder)
         if has_fixed_files or not self._settings.models.snapshot:
@@ -299,8 +296,6 @@ class ModelSlot:
         return create_snapshot(artifact)
 
     async def _find_version(self) -> tuple[Path, Fingerprint]:
-        """Return the newest version's folder and fingerprint."""
-
         def find() -> tuple[Path, Fingerprint]:
             folder = self._source.find_folder()
             return folder, _read_fingerprint(folder)

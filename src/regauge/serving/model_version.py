@@ -340,7 +340,6 @@ class ModelVersion(LoadedVersion):
             self._metrics.add_phase("tokenize", time.perf_counter() - start)
 
     def _find_long_records(self, encoded: EncodedRecords) -> dict[int, str]:
-        """Return the failures of records too long for the model."""
         limit = self.preprocessor.max_length
         problem = "record {} is longer than the {} tokens that the model reads; shorten it"
         return {

@@ -73,7 +73,6 @@ class ServingRuntime:
 
 
 def _build_app(context: ServerContext, service: SearchService | None) -> Starlette:
-    """Build the application with the routes of all protocols, and of the search page."""
     protocols = [*PROTOCOLS, (DOCUMENT_ROUTES, format_openai_error)]
     if service is not None:
         protocols.append((tuple(search.list_routes(service)), format_tei_error))

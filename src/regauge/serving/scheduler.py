@@ -417,7 +417,6 @@ class Scheduler:
 
     @property
     def _batch_seconds(self) -> float:
-        """Expected time of the largest batch."""
         return self._planner.max_milliseconds * self.time_ratio / 1e3
 
     def _check_deadlines(self, request: QueuedRequest, now: float) -> None:

@@ -302,7 +302,6 @@ def _check_options(
     timeout_seconds: float,
     priority: str | None,
 ) -> None:
-    """Raise SettingsError for an invalid client argument."""
     if not str(url).startswith(("http://", "https://")):
         raise SettingsError(f"invalid url '{url}'", "write it as http://host:port")
     for name, value in (("in_flight", in_flight), ("texts_per_request", texts_per_request)):
@@ -357,7 +356,6 @@ def _check_indices(rows: dict[int, Any], count: int) -> None:
 
 
 def _read_classes(document: Any, count: int) -> list[list[ClassScore]]:
-    """Return each text's classes, sorted by score."""
     if len(document) != count:
         raise ValueError(f"{len(document)} rows for {count} texts")
     return [

@@ -78,7 +78,6 @@ class HttpSession:
         return self._parse(path, answer.content)
 
     async def _repeat(self, method: str, path: str, body: dict[str, Any] | None) -> _Answer:
-        """Return the answer; retry within the timeout."""
         deadline = time.monotonic() + self._timeout_seconds
         attempt = 0
         while True:
@@ -120,7 +119,6 @@ class HttpSession:
     async def _send(
         self, method: str, path: str, body: dict[str, Any] | None, deadline: float
     ) -> tuple[int, bytes, float | None]:
-        """Return an answer's status, body and Retry-After seconds."""
         session = self._open()
         seconds = max(deadline - time.monotonic(), MIN_TIMEOUT_SECONDS)
         headers = {"Regauge-Timeout-Ms": str(max(1, round(1e3 * seconds)))}

@@ -159,7 +159,6 @@ def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _check_names(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise InvalidRequestError for a missing or unknown input."""
     entries = describe_inputs(program)
     names = ", ".join(entry.name for entry in entries)
     for entry in entries:
@@ -172,7 +171,6 @@ def _check_names(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> No
 
 
 def _read_texts(name: str, array: np.ndarray) -> list[str]:
-    """Return the texts in an input with shape [records] or [records, 1]."""
     if array.dtype != object:
         raise InvalidRequestError(f"input '{name}' is not of data type {TEXT}")
     texts: list[str] = _to_column(name, array).tolist()

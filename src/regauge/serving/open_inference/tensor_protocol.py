@@ -182,7 +182,6 @@ def _find_dtype(datatype: str) -> np.dtype[Any]:
 
 
 def _check_count(shape: Sequence[int], count: int) -> None:
-    """Raise ValueError if a shape does not have `count` values."""
     if any(size < 0 for size in shape) or math.prod(shape) != count:
         raise ValueError(f"shape {list(shape)} does not have {count} values")
 

@@ -215,7 +215,6 @@ def _deploy(serve: Any, settings: Serve, options: RayServing, digests: tuple[byt
 
 
 def _describe_failure(serve: Any, error: BaseException, options: RayServing) -> str:
-    """Return the messages of a failed deployment and the replicas."""
     application = serve.status().applications.get(options.name)
     replicas = application.deployments.values() if application else ()
     return "\n".join([str(error), *(replica.message for replica in replicas)])

@@ -159,7 +159,6 @@ async def _show_model(call: Call[EmptyBody]) -> Response:
 
 
 async def _show_config(call: Call[EmptyBody]) -> Response:
-    """Return a model's configuration in Triton's form."""
     name = call.request.path_params["model"]
     async with call.use_model(name) as model:
         _check_version(call, model)
@@ -255,7 +254,6 @@ def _json_length(headers: Mapping[str, str], raw_body: bytes) -> int:
 
 
 def _check_options(body: InferBody) -> None:
-    """Raise InvalidRequestError for unsupported options."""
     parameters = [item.parameters for item in body.outputs or ()]
     regions = [item.parameters.shared_memory_region for item in body.inputs]
     if any([*regions, *(item.shared_memory_region for item in parameters)]):

@@ -174,7 +174,6 @@ class Answer:
         self._stream.close()
 
     def _add(self, events: Sequence[TokenEvent]) -> str:
-        """Return the text added by events."""
         part = ""
         for event in events:
             if event.token is not None:
@@ -233,7 +232,6 @@ async def merge_parts(
 
 
 async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Response:
-    """Generate a request's answers; raises RequestError."""
     options: CompletionRequest | ChatRequest = call.body
     timeout = read_timeout(call.request.headers, call.context.settings.queue.timeout_seconds)
     try:
@@ -303,7 +301,6 @@ async def _collect_texts(answers: Sequence[Answer]) -> list[str]:
 
 
 def _count_usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:
-    """Return a request's token counts."""
     num_new_tokens = sum(answer.num_tokens for answer in answers)
     return {
         "prompt_tokens": num_prompt_tokens,

@@ -119,7 +119,6 @@ def parse_query(parameters: Mapping[str, str], settings: SearchSettings) -> tupl
 
 
 def _serve_file(name: str) -> Callable[[Call[EmptyBody]], Awaitable[Response]]:
-    """Return an endpoint with a file of the page."""
     content = (PAGE_FOLDER / name).read_bytes()
     media_type = MEDIA_TYPES[Path(name).suffix]
 

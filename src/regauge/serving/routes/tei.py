@@ -290,7 +290,6 @@ async def _show_info(call: Call[EmptyBody]) -> Response:
 
 
 def _read_embed_inputs(body: EmbedAllBody) -> Inputs:
-    """Return a body's records: texts or tokens."""
     return Inputs.from_field("inputs", body.inputs, body.prompt_name, truncate=body.truncate)
 
 
@@ -319,7 +318,6 @@ def _read_predict_inputs(body: PredictBody, model: ModelVersion) -> tuple[list[l
 def _build_predictions(
     model: ModelVersion, values: np.ndarray, columns: list[list[str]], *, is_raw: bool
 ) -> list[Any]:
-    """Return each record's classes, value or entities."""
     program = model.program
     if program.output_kind == "entities":
         words = model.preprocessor.find_words(columns[0])
@@ -341,7 +339,6 @@ def _build_predictions(
 
 
 def _read_scores(model: ModelVersion, values: np.ndarray, *, is_raw: bool) -> np.ndarray:
-    """Return record scores, [records] fp32."""
     if is_raw:
         return values[:, 0]
     [scores] = build_columns(model.program, "float32", values).values()

@@ -270,7 +270,6 @@ def _shorten(text: str, count: int) -> str:
 
 
 def _write_index(rows: SearchRows, width: int, path: Path) -> None:
-    """Build and write an index of all rows, unless the file exists."""
     import faiss
 
     if path.is_file():

@@ -154,7 +154,6 @@ class SearchRows:
         return {name: column[0] for name, column in columns.items() if name not in {VECTORS, SCALE}}
 
     def _slice(self, number: int) -> pa.RecordBatch:
-        """Return one row as a batch."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         index = int(np.searchsorted(self._starts, number, side="right")) - 1

@@ -138,7 +138,6 @@ def _compare_logits(engine: PagedTextEngine, program: GenerationProgram) -> None
 
 
 def _get_logits(engine: PagedTextEngine) -> torch.Tensor:
-    """Return the last step's logits, [rows, vocabulary]."""
     if engine.sampler.recorded is None:
         raise TypeError("no step was computed")
     return engine.sampler.recorded

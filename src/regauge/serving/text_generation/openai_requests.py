@@ -208,12 +208,10 @@ class ChatRequest(AnswerOptions):
 
 
 def _is_single(prompt: str | list[Any]) -> bool:
-    """Return whether a prompt is a text or a list of token ids."""
     return isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
 
 
 def _encode_item(item: Any, model: TextVersion) -> np.ndarray:
-    """Return a prompt's tokens, [tokens] int32."""
     if isinstance(item, str):
         return model.encode_prompt(item)
     if not isinstance(item, list):

@@ -179,7 +179,6 @@ class PagedTextEngine(TextEngine):
         return SampledRequest(request, draws, self._program.build_processors(prompt))
 
     def _compute_batch(self) -> None:
-        """Compute a step and record the new tokens."""
         if not self._processor.prepare_next_batch():
             return
         self._processor._generation_step(self._model)  # noqa: SLF001 - the loop without its thread
@@ -189,7 +188,6 @@ class PagedTextEngine(TextEngine):
             self._record(state, is_failed=state.request_id in failed)
 
     def _record(self, state: Any, *, is_failed: bool) -> None:
-        """Record a request's new token."""
         request_id, token = state.request_id, state.generated_tokens[-1]
         if request_id == self._trial:
             self._trial = None

@@ -53,7 +53,6 @@ class StaticTextEngine(TextEngine):
         self._program = program
 
     def _compute(self) -> None:
-        """Compute the next batch as whole answers."""
         if batch := self._take_batch():
             self._answer(batch)
 
@@ -110,6 +109,5 @@ class StaticTextEngine(TextEngine):
 
 
 def _options(request: TextRequest) -> tuple[float, float, int]:
-    """Return the options shared by all requests in a batch."""
     generation = request.generation
     return generation.temperature, generation.top_p, generation.top_k

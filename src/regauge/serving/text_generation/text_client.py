@@ -62,7 +62,6 @@ class TokenStream:
         return events
 
     async def _wait(self) -> None:
-        """Wait for events until the deadline."""
         remaining = None if self._deadline is None else self._deadline - time.monotonic()
         try:
             async with asyncio.timeout(remaining):

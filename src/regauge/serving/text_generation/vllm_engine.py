@@ -70,7 +70,6 @@ class VllmTextEngine(TextEngine):
         return len(self._running)
 
     def _start(self, request: TextRequest) -> None:
-        """Pass a request to vLLM's queue."""
         generation = request.generation
         parameters = self._vllm.SamplingParams(
             temperature=generation.temperature,

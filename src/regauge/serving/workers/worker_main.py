@@ -56,7 +56,6 @@ def main(descriptor: int) -> int:
 
 
 def _load(request: LoadRequest) -> LoadedWorker:
-    """Load, warm up and verify a model; raises loading errors."""
     request.prepare_process()
     if request.generation is not None:
         from regauge.serving.text_generation.text_worker import TextEngineWorker

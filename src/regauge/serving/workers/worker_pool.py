@@ -96,7 +96,6 @@ class WorkerPool(Generic[W]):
         return worker
 
     async def _keep_alive(self, request: LoadRequest, worker: W) -> None:
-        """Replace a worker whenever it ends."""
         pause = MIN_PAUSE_SECONDS
         while True:
             await worker.wait_until_lost()

@@ -25,8 +25,7 @@ def server(
     tiny_artifacts: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveServer]:
     """Return a running server of the tiny artifacts; `encoder` is the default model."""
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    with start_server(tiny_artifacts, log) as running:
+    with start_server(tiny_artifacts, tmp_path_factory.mktemp("server")) as running:
         yield running
 
 

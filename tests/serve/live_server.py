@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +17,7 @@ from end_to_end.predicting import QUICK, export_run, train_model
 from end_to_end.test_custom_module import CODE
 from regauge.cli import main
 from regauge.system import choices
+from serve import servers
 
 LIMIT = 48
 """Longest text of the tiny models, in tokens."""
@@ -31,9 +27,6 @@ LABELS = {0: "joy", 1: "anger", 2: "fear"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
 OPENVINO = (*QUICK, 'candidates.backends=["openvino"]', 'candidates.precisions=["fp32"]')
 UNCHECKED = ("parity.metrics=false", "parity.batch_invariance=false")
-ADDRESS = re.compile(r"Serving .* at (http://\S+) ")
-START_SECONDS, STOP_SECONDS = 240, 40
-POLL_SECONDS = 0.05
 
 
 class LiveServer(NamedTuple):
@@ -41,9 +34,6 @@ class LiveServer(NamedTuple):
 
     url: str
     artifacts: Mapping[str, Path]
-    process: subprocess.Popen[bytes]
-    log: Path
-    """The file with its messages."""
 
 
 def export_tiny_artifacts(folder: Path) -> dict[str, Path]:
@@ -90,33 +80,11 @@ def _export_module(folder: Path) -> Path:
 
 @contextmanager
 def start_server(
-    artifacts: Mapping[str, Path],
-    log: Path,
-    *options: str,
-    variables: Mapping[str, str] | None = None,
+    artifacts: Mapping[str, Path], folder: Path, variables: dict[str, str] | None = None
 ) -> Iterator[LiveServer]:
     """Serve artifacts on a free port until the block ends; a stop signal then ends the server."""
-    models = [f"{name}={folder}" for name, folder in artifacts.items()]
-    command = [sys.executable, "-m", "regauge", "serve", *models, "--port", "0", *options]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stderr=file, stdout=file, env={**os.environ, **(variables or {})}
-        )
-    try:
-        yield LiveServer(wait_for_address(process, log), artifacts, process, log)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_SECONDS) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return the address of a server when it is ready."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if match := ADDRESS.search(log.read_text()):
-            return match[1]
-        assert process.poll() is None, log.read_text()
-        time.sleep(POLL_SECONDS)
-    raise TimeoutError(log.read_text())
+    models = [f"{name}={path}" for name, path in artifacts.items()]
+    arguments = (*models, "serve.workers.count=auto")
+    with servers.start_server(folder, *arguments, environment=variables) as server:
+        yield LiveServer(server.address, artifacts)
+        assert server.stop() == 0, server.log

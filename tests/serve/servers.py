@@ -27,7 +27,7 @@ from regauge.system import processes
 from regauge.training.run import attempt
 from serve import chaos_backend
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 """Time in which a server must be ready; the machine may be busy."""
 STOP_SECONDS = 60.0
 READY = re.compile(r"Serving .* at (http://\S+) \(ready after")

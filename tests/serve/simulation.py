@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections import deque
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -232,9 +233,22 @@ class Simulation:
         return 1e3 * len(self.workers) / self.workers[0].slowness
 
 
-def run_simulated(work: Coroutine[Any, Any, T], monkeypatch: pytest.MonkeyPatch) -> T:
+def run_simulated(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a simulated clock, which the dispatcher reads as well."""
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        asyncio.Runner(loop_factory=SimulatedLoop) as runner,
+    ):
         loop = runner.get_loop()
-        monkeypatch.setattr(dispatcher_module, "time", SimpleNamespace(monotonic=loop.time))
+        patch.setattr(dispatcher_module, "time", SimpleNamespace(monotonic=loop.time))
         return runner.run(work)
+
+
+def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a test a coroutine on a simulated clock."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        run_simulated(test(**fixtures))
+
+    return run

@@ -94,7 +94,7 @@ def test_a_wrong_key_is_an_authentication_error(
 ) -> None:
     artifacts = {"encoder": tiny_artifacts["encoder"]}
     keys = {"REGAUGE_API_KEYS": "right,other"}
-    with start_server(artifacts, tmp_path / "log.txt", variables=keys) as running:
+    with start_server(artifacts, tmp_path, keys) as running:
         for key in ("right", "other"):
             with connect(running.url, api_key=key) as client:
                 assert client.embeddings.create(model="encoder", input="a").data

@@ -16,7 +16,7 @@ import pytest
 
 from regauge.jobs.clusters.sagemaker_container import build_command
 from regauge.system.errors import SettingsError
-from serve.live_server import wait_for_address
+from serve.servers import ServerProcess
 
 LINES = "application/jsonlines"
 
@@ -52,7 +52,7 @@ def test_json_lines_are_answered_line_by_line(http: httpx.Client) -> None:
         (b"{", "application/json", 422, "invalid JSON"),
         (b"{}", "application/json", 422, "inputs: field required"),
         (b'{"inputs": "a"}\n{"inputs": []}', LINES, 422, "inputs is empty"),
-        (b"\n", LINES, 422, "the request has no line"),
+        (b"\n", LINES, 422, "does not contain a line"),
     ],
 )
 def test_an_invalid_body_is_an_error(
@@ -98,7 +98,7 @@ def test_a_container_answers_and_ends_after_sigterm(
             command, stdout=file, stderr=file, env={**os.environ, **variables}
         )
     try:
-        wait_for_address(process, log)
+        ServerProcess(process, log).wait_until_ready()
         url = f"http://127.0.0.1:{port}"
         assert httpx.get(f"{url}/ping").status_code == 200
         assert httpx.post(f"{url}/invocations", json={"inputs": "a"}).status_code == 200

@@ -17,7 +17,6 @@ from regauge.serving.dispatcher import NON_FINITE, ComputedRequest
 from regauge.serving.request_errors import (
     DeadlineError,
     OverloadedError,
-    RequestError,
     UnavailableError,
 )
 from regauge.serving.scheduler import (
@@ -28,7 +27,7 @@ from regauge.serving.scheduler import (
     QueuedRequest,
     Scheduler,
 )
-from serve.simulation import AffineTimes, ClientRecord, Simulation, run_simulated
+from serve.simulation import AffineTimes, ClientRecord, Simulation, run_simulated, simulated
 
 Figure = Callable[[str, float], None]
 Send = Callable[[], Awaitable[ComputedRequest]]
@@ -62,55 +61,44 @@ def draw_lengths(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_clients_share_the_workers_equally(
-    num_workers: int, figure: Figure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@simulated
+async def test_clients_share_the_workers_equally(num_workers: int, figure: Figure) -> None:
     """One client sends large requests, one sends many small ones, and one sends long records."""
-
-    async def run() -> list[float]:
-        simulation = Simulation(num_workers=num_workers, max_wait_seconds=math.inf)
-        until = asyncio.get_running_loop().time() + 20
-        shapes = {"large": (1, [32] * 1000), "small": (60, [32] * 16), "long": (2, [120] * 200)}
-        tasks = [
-            repeat(
-                lambda lengths=lengths, client=client: simulation.send(
-                    lengths, client, timeout_seconds=math.inf
-                ),
-                ClientRecord(),
-                until,
-            )
-            for client, (count, lengths) in shapes.items()
-            for _ in range(count)
-        ]
-        half = asyncio.get_running_loop().time() + 16
-        running = asyncio.gather(*tasks)
-        await asyncio.sleep(half - asyncio.get_running_loop().time())
-        used = [simulation.computed_ms[client] for client in shapes]
-        await running
-        return used
-
-    used = run_simulated(run(), monkeypatch)
+    simulation = Simulation(num_workers=num_workers, max_wait_seconds=math.inf)
+    until = asyncio.get_running_loop().time() + 20
+    shapes = {"large": (1, [32] * 1000), "small": (60, [32] * 16), "long": (2, [120] * 200)}
+    tasks = [
+        repeat(
+            lambda lengths=lengths, client=client: simulation.send(
+                lengths, client, timeout_seconds=math.inf
+            ),
+            ClientRecord(),
+            until,
+        )
+        for client, (count, lengths) in shapes.items()
+        for _ in range(count)
+    ]
+    half = asyncio.get_running_loop().time() + 16
+    running = asyncio.gather(*tasks)
+    await asyncio.sleep(half - asyncio.get_running_loop().time())
+    used = [simulation.computed_ms[client] for client in shapes]
+    await running
     figure("unfairness between clients", max(used) / min(used))
     assert max(used) / min(used) <= 1.1
 
 
-def test_small_requests_of_many_clients_end_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@simulated
+async def test_small_requests_of_many_clients_end_one_after_the_other() -> None:
     """If their records were served in turn, all of them would end late."""
+    simulation = Simulation(max_wait_seconds=math.inf)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
 
-    async def run() -> list[float]:
-        simulation = Simulation(max_wait_seconds=math.inf)
-        loop = asyncio.get_running_loop()
-        start = loop.time()
+    async def send(client: int) -> float:
+        await simulation.send([32] * 8, client)
+        return loop.time() - start
 
-        async def send(client: int) -> float:
-            await simulation.send([32] * 8, client)
-            return loop.time() - start
-
-        return await asyncio.gather(*map(send, range(100)))
-
-    ends = run_simulated(run(), monkeypatch)
+    ends = await asyncio.gather(*map(send, range(100)))
     assert ends == sorted(ends)
     assert np.mean(ends) <= 0.6 * ends[-1]
 
@@ -159,14 +147,14 @@ async def send_interactive(
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_interactive_request_waits_for_one_guarded_batch(
-    num_workers: int, figure: Figure, monkeypatch: pytest.MonkeyPatch
+    num_workers: int, figure: Figure
 ) -> None:
     async def run(num_bulk: int) -> tuple[ClientRecord, float]:
         simulation = Simulation(num_workers=num_workers, max_wait_seconds=math.inf)
         return await send_interactive(simulation, 15.0, num_bulk)
 
-    alone, _ = run_simulated(run(0), monkeypatch)
-    beside, share = run_simulated(run(4), monkeypatch)
+    alone, _ = run_simulated(run(0))
+    beside, share = run_simulated(run(4))
     times = AffineTimes()
     guarded = max(GUARD_MS, 2 * times.milliseconds(128, 1)) / 1e3
     # The first request meets batches that were sent before any interactive request.
@@ -177,92 +165,78 @@ def test_an_interactive_request_waits_for_one_guarded_batch(
     assert share > 0.4 * num_workers  # short batches are less efficient
 
 
-def test_the_first_interactive_request_waits_for_the_batches_on_the_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def run() -> float:
-        simulation = Simulation(max_wait_seconds=math.inf)
-        bulk = asyncio.create_task(simulation.send([128] * 1000, "bulk", timeout_seconds=math.inf))
-        await asyncio.sleep(0.5)
-        start = asyncio.get_running_loop().time()
-        await simulation.send([16], "interactive", "interactive")
-        seconds = asyncio.get_running_loop().time() - start
-        await bulk
-        return seconds
-
+@simulated
+async def test_the_first_interactive_request_waits_for_the_batches_on_the_worker() -> None:
+    simulation = Simulation(max_wait_seconds=math.inf)
+    bulk = asyncio.create_task(simulation.send([128] * 1000, "bulk", timeout_seconds=math.inf))
+    await asyncio.sleep(0.5)
+    start = asyncio.get_running_loop().time()
+    await simulation.send([16], "interactive", "interactive")
+    seconds = asyncio.get_running_loop().time() - start
+    await bulk
     times = AffineTimes()
     full = times.milliseconds(128, 8)
-    assert run_simulated(run(), monkeypatch) <= (2 * full + 2 * times.milliseconds(16, 1)) / 1e3
+    assert seconds <= (2 * full + 2 * times.milliseconds(16, 1)) / 1e3
 
 
-def test_bulk_keeps_its_share_when_interactive_requests_never_end(
-    figure: Figure,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def run() -> tuple[float, float]:
-        simulation = Simulation(max_wait_seconds=math.inf)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 20
-        tasks = [
-            repeat(
-                lambda client=client: simulation.send(
-                    [32] * 16, client, "interactive", timeout_seconds=math.inf
-                ),
-                ClientRecord(),
-                until,
-            )
-            for client in range(8)
-        ]
-        tasks.append(
-            repeat(
-                lambda: simulation.send(BULK_LENGTHS, "bulk", timeout_seconds=math.inf),
-                ClientRecord(),
-                until,
-            )
+@simulated
+async def test_bulk_keeps_its_share_when_interactive_requests_never_end(figure: Figure) -> None:
+    simulation = Simulation(max_wait_seconds=math.inf)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 20
+    tasks = [
+        repeat(
+            lambda client=client: simulation.send(
+                [32] * 16, client, "interactive", timeout_seconds=math.inf
+            ),
+            ClientRecord(),
+            until,
         )
-        running = asyncio.gather(*tasks)
-        await asyncio.sleep(16)
-        used = dict(simulation.computed_ms)
-        await running
-        bulk = used.pop("bulk")
-        return bulk, sum(used.values())
-
-    bulk, interactive = run_simulated(run(), monkeypatch)
+        for client in range(8)
+    ]
+    tasks.append(
+        repeat(
+            lambda: simulation.send(BULK_LENGTHS, "bulk", timeout_seconds=math.inf),
+            ClientRecord(),
+            until,
+        )
+    )
+    running = asyncio.gather(*tasks)
+    await asyncio.sleep(16)
+    used = dict(simulation.computed_ms)
+    await running
+    bulk = used.pop("bulk")
+    interactive = sum(used.values())
     share = bulk / (bulk + interactive)
     figure("share of bulk requests", share)
     # Its share is of the time of the batches, and its short batches are less efficient.
     assert 0.3 * SHARES["bulk"] <= share <= 1.5 * SHARES["bulk"]
 
 
-def test_a_record_of_a_rare_length_is_not_overtaken_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@simulated
+async def test_a_record_of_a_rare_length_is_not_overtaken_for_ever() -> None:
     """Full batches of short records would always be more efficient than the long record."""
-
-    async def run() -> float:
-        simulation = Simulation(
-            times=AffineTimes(0.01, 0.1), max_wait_seconds=math.inf, mixes_lengths=False
+    simulation = Simulation(
+        times=AffineTimes(0.01, 0.1), max_wait_seconds=math.inf, mixes_lengths=False
+    )
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 20
+    tasks = [
+        repeat(
+            lambda client=client: simulation.send([8] * 128, client, timeout_seconds=math.inf),
+            ClientRecord(),
+            until,
         )
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 20
-        tasks = [
-            repeat(
-                lambda client=client: simulation.send([8] * 128, client, timeout_seconds=math.inf),
-                ClientRecord(),
-                until,
-            )
-            for client in range(4)
-        ]
-        running = asyncio.gather(*tasks)
-        await asyncio.sleep(1)
-        start = loop.time()
-        await simulation.send([128], "rare", timeout_seconds=math.inf)
-        seconds = loop.time() - start
-        await running
-        return seconds
-
+        for client in range(4)
+    ]
+    running = asyncio.gather(*tasks)
+    await asyncio.sleep(1)
+    start = loop.time()
+    await simulation.send([128], "rare", timeout_seconds=math.inf)
+    seconds = loop.time() - start
+    await running
     # The batches that were planned before it, and one for each record ahead of it.
-    assert run_simulated(run(), monkeypatch) <= 0.5
+    assert seconds <= 0.5
 
 
 OVERLOADS = {
@@ -337,9 +311,9 @@ async def overload(
 
 @pytest.mark.parametrize("name", OVERLOADS)
 def test_at_four_times_the_load_every_accepted_request_is_answered_in_time(
-    name: str, figure: Figure, monkeypatch: pytest.MonkeyPatch
+    name: str, figure: Figure
 ) -> None:
-    record, goodput, sustainable = run_overload(OVERLOADS[name], monkeypatch, num_workers=2)
+    record, goodput, sustainable = run_overload(OVERLOADS[name], num_workers=2)
     figure(f"simulated goodput, {name}", goodput / sustainable)
     assert record.num_late == 0
     assert record.num_refused > 0
@@ -348,7 +322,6 @@ def test_at_four_times_the_load_every_accepted_request_is_answered_in_time(
 
 def run_overload(
     clients: Sequence[tuple[float, int, Priority]],
-    monkeypatch: pytest.MonkeyPatch,
     *,
     num_workers: int = 1,
     slowness: float = 1.0,
@@ -368,95 +341,83 @@ def run_overload(
         assert simulation.scheduler.num_waiting == 0
         return answers
 
-    _, sustainable = run_simulated(run(math.inf, math.inf), monkeypatch)
-    record, goodput = run_simulated(run(2.0, 1.0, 3.0, 30.0), monkeypatch)
+    _, sustainable = run_simulated(run(math.inf, math.inf))
+    record, goodput = run_simulated(run(2.0, 1.0, 3.0, 30.0))
     return record, goodput, sustainable
 
 
 def test_an_overload_of_workers_that_are_slower_than_measured_is_refused_in_time(
     figure: Figure,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The artifact was measured on a faster machine: batches take three times as long."""
     clients = OVERLOADS["equal clients"]
-    record, goodput, sustainable = run_overload(clients, monkeypatch, slowness=3.0)
+    record, goodput, sustainable = run_overload(clients, slowness=3.0)
     figure("simulated goodput, slow workers", goodput / sustainable)
     assert record.num_late == 0
     assert goodput >= 0.9 * sustainable
 
 
-def test_a_request_whose_wait_is_too_long_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def run() -> tuple[OverloadedError, float]:
-        simulation = Simulation(max_wait_seconds=2.0)
-        loop = asyncio.get_running_loop()
-        first = asyncio.create_task(simulation.send([128] * 1000, timeout_seconds=30))
-        await asyncio.sleep(0.01)
-        start = loop.time()
-        with pytest.raises(OverloadedError) as failure:
-            await simulation.send([128] * 1500, "other", timeout_seconds=30)
-        seconds = loop.time() - start
-        short = await simulation.send([128], "other", timeout_seconds=30)
-        assert short.num_open == 0
-        await first
-        return failure.value, seconds
-
-    error, seconds = run_simulated(run(), monkeypatch)
+@simulated
+async def test_a_request_whose_wait_is_too_long_is_refused_at_once() -> None:
+    simulation = Simulation(max_wait_seconds=2.0)
+    loop = asyncio.get_running_loop()
+    first = asyncio.create_task(simulation.send([128] * 1000, timeout_seconds=30))
+    await asyncio.sleep(0.01)
+    start = loop.time()
+    with pytest.raises(OverloadedError) as failure:
+        await simulation.send([128] * 1500, "other", timeout_seconds=30)
+    seconds = loop.time() - start
+    short = await simulation.send([128], "other", timeout_seconds=30)
+    assert short.num_open == 0
+    await first
+    error = failure.value
     assert error.status == 429
     assert error.retry_after is not None
     assert error.retry_after >= 1
     assert seconds == 0.0
 
 
-def test_a_deadline_that_the_wait_exceeds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        simulation = Simulation(max_wait_seconds=2.0)
-        first = asyncio.create_task(simulation.send([128] * 800, timeout_seconds=30))
-        await asyncio.sleep(0.01)
-        with pytest.raises(OverloadedError):
-            await simulation.send([128] * 8, "other", timeout_seconds=0.5)
-        await first
-
-    run_simulated(run(), monkeypatch)
+@simulated
+async def test_a_deadline_that_the_wait_exceeds_is_refused() -> None:
+    simulation = Simulation(max_wait_seconds=2.0)
+    first = asyncio.create_task(simulation.send([128] * 800, timeout_seconds=30))
+    await asyncio.sleep(0.01)
+    with pytest.raises(OverloadedError):
+        await simulation.send([128] * 8, "other", timeout_seconds=0.5)
+    await first
 
 
-def test_a_late_request_gets_504_and_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> float:
-        simulation = Simulation(slowness=50.0)
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        with pytest.raises(DeadlineError):
-            await simulation.send([128] * 400, timeout_seconds=1.0)
-        seconds = loop.time() - start
-        assert simulation.scheduler.num_waiting == 0
-        return seconds
-
-    assert run_simulated(run(), monkeypatch) == pytest.approx(1.0)
+@simulated
+async def test_a_late_request_gets_504_and_leaves_the_queue() -> None:
+    simulation = Simulation(slowness=50.0)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    with pytest.raises(DeadlineError):
+        await simulation.send([128] * 400, timeout_seconds=1.0)
+    seconds = loop.time() - start
+    assert simulation.scheduler.num_waiting == 0
+    assert seconds == pytest.approx(1.0)
 
 
-def test_a_client_that_leaves_frees_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        simulation = Simulation(max_wait_seconds=math.inf)
-        stays = asyncio.create_task(simulation.send([32] * 100, "stays"))
-        leaves = asyncio.create_task(
-            simulation.send([128] * 2000, "leaves", timeout_seconds=math.inf)
-        )
-        await asyncio.sleep(0.05)
-        assert simulation.scheduler.num_waiting > 1500
-        leaves.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leaves
-        assert simulation.scheduler.num_waiting <= 100
-        assert simulation.scheduler.estimate_wait("bulk") < 0.2
-        assert (await stays).num_open == 0
-        assert simulation.scheduler.num_waiting == 0
-        assert simulation.scheduler.estimate_wait("bulk") == 0
-
-    run_simulated(run(), monkeypatch)
+@simulated
+async def test_a_client_that_leaves_frees_its_records() -> None:
+    simulation = Simulation(max_wait_seconds=math.inf)
+    stays = asyncio.create_task(simulation.send([32] * 100, "stays"))
+    leaves = asyncio.create_task(simulation.send([128] * 2000, "leaves", timeout_seconds=math.inf))
+    await asyncio.sleep(0.05)
+    assert simulation.scheduler.num_waiting > 1500
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    assert simulation.scheduler.num_waiting <= 100
+    assert simulation.scheduler.estimate_wait("bulk") < 0.2
+    assert (await stays).num_open == 0
+    assert simulation.scheduler.num_waiting == 0
+    assert simulation.scheduler.estimate_wait("bulk") == 0
 
 
-def test_outputs_belong_to_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_outputs_belong_to_their_records() -> None:
     """Records of several requests and lengths are mixed in batches."""
 
     async def send(simulation: Simulation, seed: int) -> None:
@@ -466,118 +427,95 @@ def test_outputs_belong_to_their_records(monkeypatch: pytest.MonkeyPatch) -> Non
         request = await simulation.send(lengths, seed, priority, 300.0, tokens)
         assert request.outputs[:, 0].tolist() == tokens
 
-    async def run() -> Simulation:
-        simulation = Simulation(num_workers=2, max_wait_seconds=math.inf)
-        await asyncio.gather(*(send(simulation, seed) for seed in range(1, 20)))
-        return simulation
-
-    simulation = run_simulated(run(), monkeypatch)
+    simulation = Simulation(num_workers=2, max_wait_seconds=math.inf)
+    await asyncio.gather(*(send(simulation, seed) for seed in range(1, 20)))
     batches = [tokens for worker in simulation.workers for _, tokens in worker.batches]
     assert sum(map(len, batches)) == 19 * 50
     assert any(len({token // 100 for token in tokens}) > 1 for tokens in batches)
 
 
-def test_the_records_of_a_client_are_computed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> Simulation:
-        simulation = Simulation(max_wait_seconds=math.inf)
-        sends = [
-            simulation.send([32] * 50, "client", "bulk", 300.0, [number] * 50)
-            for number in range(5)
-        ]
-        await asyncio.gather(*sends)
-        return simulation
-
-    simulation = run_simulated(run(), monkeypatch)
+@simulated
+async def test_the_records_of_a_client_are_computed_in_order() -> None:
+    simulation = Simulation(max_wait_seconds=math.inf)
+    sends = [
+        simulation.send([32] * 50, "client", "bulk", 300.0, [number] * 50) for number in range(5)
+    ]
+    await asyncio.gather(*sends)
     order = [token for _, tokens in simulation.workers[0].batches for token in tokens]
     assert order == sorted(order)
 
 
-def test_a_poisoned_record_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        simulation = Simulation(num_workers=2)
-        for worker in simulation.workers:
-            worker.poison = frozenset({13})
-        good = [simulation.send([32] * 8, name, first_tokens=[5] * 8) for name in range(4)]
-        bad = simulation.send([32] * 8, "bad", first_tokens=[5] * 7 + [13])
-        *answers, poisoned = await asyncio.gather(*good, bad)
-        assert all(not request.failures for request in answers)
-        assert all((request.outputs == 5).all() for request in answers)
-        assert poisoned.failures == {7: "poison"}
-        assert (poisoned.outputs[:7] == 5).all()
-
-    run_simulated(run(), monkeypatch)
+@simulated
+async def test_a_poisoned_record_fails_alone() -> None:
+    simulation = Simulation(num_workers=2)
+    for worker in simulation.workers:
+        worker.poison = frozenset({13})
+    good = [simulation.send([32] * 8, name, first_tokens=[5] * 8) for name in range(4)]
+    bad = simulation.send([32] * 8, "bad", first_tokens=[5] * 7 + [13])
+    *answers, poisoned = await asyncio.gather(*good, bad)
+    assert all(not request.failures for request in answers)
+    assert all((request.outputs == 5).all() for request in answers)
+    assert poisoned.failures == {7: "poison"}
+    assert (poisoned.outputs[:7] == 5).all()
 
 
-def test_a_record_that_ends_workers_fails_after_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        simulation = Simulation(num_workers=2)
-        for worker in simulation.workers:
-            worker.lethal = frozenset({13})
-        good = [simulation.send([32] * 8, name, first_tokens=[5] * 8) for name in range(4)]
-        bad = simulation.send([32] * 8, "bad", first_tokens=[5] * 7 + [13])
-        *answers, poisoned = await asyncio.gather(*good, bad)
-        assert all(not request.failures for request in answers)
-        assert list(poisoned.failures) == [7]
-        assert simulation.pool.num_replaced == 2
-
-    run_simulated(run(), monkeypatch)
+@simulated
+async def test_a_record_that_ends_workers_fails_after_two() -> None:
+    simulation = Simulation(num_workers=2)
+    for worker in simulation.workers:
+        worker.lethal = frozenset({13})
+    good = [simulation.send([32] * 8, name, first_tokens=[5] * 8) for name in range(4)]
+    bad = simulation.send([32] * 8, "bad", first_tokens=[5] * 7 + [13])
+    *answers, poisoned = await asyncio.gather(*good, bad)
+    assert all(not request.failures for request in answers)
+    assert list(poisoned.failures) == [7]
+    assert simulation.pool.num_replaced == 2
 
 
-def test_batches_behind_a_lost_worker_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_batches_behind_a_lost_worker_are_not_blamed() -> None:
     """The records of a batch that was not started are computed again, in a batch."""
-
-    async def run() -> Simulation:
-        simulation = Simulation(max_wait_seconds=math.inf)
-        simulation.workers[0].lethal = frozenset({13})
-        bad = asyncio.create_task(simulation.send([128] * 8, "bad", first_tokens=[13] + [5] * 7))
-        good = asyncio.create_task(simulation.send([128] * 8, "good", first_tokens=[6] * 8))
-        assert list((await bad).failures) == [0]
-        assert not (await good).failures
-        return simulation
-
-    simulation = run_simulated(run(), monkeypatch)
+    simulation = Simulation(max_wait_seconds=math.inf)
+    simulation.workers[0].lethal = frozenset({13})
+    bad = asyncio.create_task(simulation.send([128] * 8, "bad", first_tokens=[13] + [5] * 7))
+    good = asyncio.create_task(simulation.send([128] * 8, "good", first_tokens=[6] * 8))
+    assert list((await bad).failures) == [0]
+    assert not (await good).failures
     assert (128, [6] * 8) in simulation.workers[0].batches
 
 
-def test_without_a_worker_requests_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> RequestError:
-        simulation = Simulation()
-        simulation.pool.ready.clear()
-        with pytest.raises(UnavailableError) as failure:
-            await simulation.send([8])
-        return failure.value
-
-    error = run_simulated(run(), monkeypatch)
+@simulated
+async def test_without_a_worker_requests_get_503() -> None:
+    simulation = Simulation()
+    simulation.pool.ready.clear()
+    with pytest.raises(UnavailableError) as failure:
+        await simulation.send([8])
+    error = failure.value
     assert (error.status, error.retry_after) == (503, 1)
 
 
-def test_outputs_that_are_not_finite_fail_their_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> ComputedRequest:
-        simulation = Simulation()
-        original = np.array
+@simulated
+async def test_outputs_that_are_not_finite_fail_their_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = Simulation()
+    original = np.array
 
-        def damage(rows: list[list[float]], dtype: type) -> np.ndarray:
-            outputs = original(rows, dtype)
-            outputs[outputs == 13] = np.nan
-            return outputs
+    def damage(rows: list[list[float]], dtype: type) -> np.ndarray:
+        outputs = original(rows, dtype)
+        outputs[outputs == 13] = np.nan
+        return outputs
 
-        monkeypatch.setattr("serve.simulation.np.array", damage)
-        return await simulation.send([8] * 3, first_tokens=[5, 13, 6])
-
-    request = run_simulated(run(), monkeypatch)
+    monkeypatch.setattr("serve.simulation.np.array", damage)
+    request = await simulation.send([8] * 3, first_tokens=[5, 13, 6])
     assert request.failures == {1: NON_FINITE}
     assert request.outputs[0].tolist() == [5, 5]
 
 
-def test_the_padding_of_a_record_depends_on_its_length_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def run() -> Simulation:
-        simulation = Simulation(mixes_lengths=False, max_wait_seconds=math.inf)
-        await asyncio.gather(*(simulation.send(draw_lengths(40, seed), seed) for seed in range(10)))
-        return simulation
-
-    simulation = run_simulated(run(), monkeypatch)
+@simulated
+async def test_the_padding_of_a_record_depends_on_its_length_alone() -> None:
+    simulation = Simulation(mixes_lengths=False, max_wait_seconds=math.inf)
+    await asyncio.gather(*(simulation.send(draw_lengths(40, seed), seed) for seed in range(10)))
     lengths = {length for length, _ in simulation.workers[0].batches}
     assert lengths == {8, 16, 32, 64, 128}
 

@@ -295,14 +295,14 @@ def test_fields_that_were_not_kept_are_refused(
     folder = write_vectors(tmp_path / "out", artifact, draw_vectors(1), {"summary": ["a"]})
     value = ("sumary",) if key == "text_fields" else "sumary"
     error = refuse(folder, artifact, **{key: value})
-    assert "the vectors have no field 'sumary'" in str(error)
+    assert "the vectors do not have a field 'sumary'" in str(error)
     assert "'summary'" in error.remedy
 
 
 def test_folders_without_vectors_are_refused(tmp_path: Path, artifact: Artifact) -> None:
     assert "job.json is missing; name the output folder" in str(refuse(tmp_path / "no", artifact))
     folder = write_vectors(tmp_path / "out", artifact, draw_vectors(0), is_finished=False)
-    assert "has no finished shard with rows" in str(refuse(folder, artifact))
+    assert "no finished shard with rows" in str(refuse(folder, artifact))
     (folder / "job.json").write_text("{")
     assert isinstance(refuse(folder, artifact), DataError)
 

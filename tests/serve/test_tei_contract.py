@@ -158,7 +158,7 @@ def test_info_has_the_limits(http: httpx.Client) -> None:
         ("/embed", {"inputs": [4000]}, 422, "token 4000 is over"),
         ("/rerank", {"query": "a", "texts": ["b"]}, 424, "does not score pairs"),
         ("/predict", {"inputs": "a"}, 422, "the model returns vectors"),
-        ("/embed_sparse", {"inputs": "a"}, 404, "no such path"),
+        ("/embed_sparse", {"inputs": "a"}, 404, "this path does not exist"),
     ],
 )
 def test_an_error_names_its_reason(

@@ -251,7 +251,7 @@ def test_equal_prefixes_are_computed_once(
 @pytest.mark.parametrize(
     ("prompt", "count", "problem"),
     [
-        ([], 5, "no tokens"),
+        ([], 5, "is empty"),
         ([VOCABULARY], 5, "token id is outside"),
         ([-1], 5, "token id is outside"),
         ([7] * MAX_TOKENS, 1, "reads 128 in all"),
@@ -399,7 +399,6 @@ def test_static_batches_have_equal_options_and_fail_alone(load: Callable[..., An
     assert names == [{"0", "1", "2"}, {"3", "4"}]
     assert collector.ends["1"].finish_reason == "cancelled"
     poisoned = requests[0].prompt.copy()
-    object.__setattr__(engine, "limits", engine.limits)
     engine._waiting["bad"] = TextRequest("bad", poisoned + np.int32(VOCABULARY), GREEDY)
     engine.add(requests[0])
     collector.ends.clear()

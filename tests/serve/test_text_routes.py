@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from os import getpid, kill
@@ -26,12 +25,11 @@ from regauge.serving.text_generation import text_version
 from regauge.serving.text_generation.settings import TextServing
 from regauge.system.errors import DataError
 from serve import reference
-from serve.servers import is_running, list_children
+from serve.servers import is_running, list_children, wait_for
 from serve.text_server import MODEL_NAME, OneModel, serve
 from serve.writers import write_model
 
 SERVING = TextServing(engine="transformers", max_running_requests=8, max_queued_requests=16)
-MAX_WAIT_SECONDS = 20.0
 MESSAGES: list[Any] = [
     {"role": "system", "content": "Short"},
     {"role": "user", "content": "Colors"},
@@ -71,14 +69,6 @@ def post(server: tuple[str, OneModel]) -> Iterator[Callable[..., httpx.Response]
             return connected.post(f"/v1/{route}", content=content, headers=headers)
 
         yield send
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = MAX_WAIT_SECONDS) -> None:
-    """Wait until a condition holds; fails after some seconds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition does not hold"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +204,7 @@ def test_sixteen_clients_get_the_answers_of_one(
         together = list(pool.map(ask, range(16)))
     assert together == alone
     assert len(set(alone)) > 8
-    wait_until(lambda: server[1].num_open == 0)
+    wait_for(lambda: server[1].num_open == 0)
 
 
 def open_stream(address: str, body: dict[str, Any], receive_bytes: int) -> socket.socket:
@@ -247,10 +237,10 @@ def test_a_client_that_disconnects_frees_its_places(
     worker = context.workers.ready[0]
     num_before = worker.num_tokens
     with open_stream(address, body, 4096):
-        wait_until(lambda: context.num_requests > 0)
-    wait_until(lambda: context.num_requests == 0 and context.num_open == 0)
+        wait_for(lambda: context.num_requests > 0)
+    wait_for(lambda: context.num_requests == 0 and context.num_open == 0)
     last = worker.heartbeat
-    wait_until(
+    wait_for(
         lambda: (
             worker.heartbeat is not last
             and not worker.heartbeat["running"] + worker.heartbeat["waiting"]
@@ -272,16 +262,16 @@ def test_a_slow_reader_does_not_block_others(
         "stream": True,
     }
     with open_stream(address, body, 2048) as connection:
-        wait_until(lambda: context.num_requests > 0)
+        wait_for(lambda: context.num_requests > 0)
         for _ in range(3):
             answer = client.completions.create(model=MODEL_NAME, prompt="x", max_tokens=9)
             assert answer.choices[0].text
-        wait_until(lambda: context.num_requests == 0)  # all tokens, though none was read
+        wait_for(lambda: context.num_requests == 0)  # all tokens, though none was read
         received = b""
         while b"[DONE]" not in received:
             received += connection.recv(65536)
     assert received.startswith(b"HTTP/1.1 200")
-    wait_until(lambda: context.num_open == 0)
+    wait_for(lambda: context.num_open == 0)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +373,7 @@ def test_more_requests_than_the_queue_holds_are_refused(
     assert int(response.headers["Retry-After"]) >= 1
     assert response.json()["error"]["code"] == "overloaded"
     assert post("completions", {**body, "n": room}).status_code == 200
-    wait_until(lambda: server[1].num_requests == 0)
+    wait_for(lambda: server[1].num_requests == 0)
 
 
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
@@ -400,12 +390,12 @@ def test_a_lost_worker_fails_its_requests(
     body = {"prompt": "a", "max_tokens": 120, "n": 16, "temperature": 1.5}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, "completions", body)
-        wait_until(lambda: context.num_requests > 0)
+        wait_for(lambda: context.num_requests > 0)
         kill(context.workers.ready[0].pid, signal.SIGKILL)
         response = answer.result()
     assert response.status_code == 424
     assert "process that generated the answer ended" in response.json()["error"]["message"]
-    wait_until(lambda: context.workers.num_replaced == 1)
+    wait_for(lambda: context.workers.num_replaced == 1)
     missing = post("completions", {**body, "n": 1})
     assert missing.status_code == 503
     assert missing.headers["Retry-After"] == "1"
@@ -416,13 +406,13 @@ def test_a_lost_worker_is_replaced(
     server: tuple[str, OneModel], post: Callable[..., httpx.Response]
 ) -> None:
     context = server[1]
-    wait_until(lambda: len(context.workers.ready) == 1, seconds=100)
+    wait_for(lambda: len(context.workers.ready) == 1)
     body = {"prompt": "a", "max_tokens": 2}
     assert post("completions", body).status_code == 200
     num_replaced = context.workers.num_replaced
     kill(context.workers.ready[0].pid, signal.SIGKILL)
-    wait_until(lambda: context.workers.num_replaced == num_replaced + 1)
-    wait_until(lambda: len(context.workers.ready) == 1, seconds=100)
+    wait_for(lambda: context.workers.num_replaced == num_replaced + 1)
+    wait_for(lambda: len(context.workers.ready) == 1)
     assert post("completions", body).status_code == 200
 
 

@@ -49,7 +49,7 @@ class ApiKeys:
             raise SettingsError(problem, "correct serve.http.api_keys_file") from None
         keys = [line for line in lines if line.strip() and not line.startswith("#")]
         if not keys:
-            raise SettingsError(f"{path} has no API key", "write one key per line")
+            raise SettingsError(f"{path} does not contain an API key", "write one key per line")
         return cls(keys)
 
     @property

@@ -204,7 +204,7 @@ class Dispatcher:
             elif error.is_running:
                 self._isolate(record)
             elif not record.request.is_cancelled:
-                self._scheduler.requeue(record)
+                self._scheduler.enqueue(record)
 
     def _isolate(self, record: QueuedRecord) -> None:
         if not record.request.is_cancelled:

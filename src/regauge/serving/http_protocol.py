@@ -172,7 +172,7 @@ class Call(Generic[B]):
         """
         queue, headers = self.context.settings.queue, self.request.headers
         if not num_records:
-            raise InvalidRequestError("the request has no input")
+            raise InvalidRequestError("the request does not contain an input")
         if num_records > queue.max_request_records:
             problem = f"{num_records} records are over the limit of {queue.max_request_records}"
             raise TooLargeError(problem)

@@ -43,9 +43,8 @@ class ServingRuntime:
     def __init__(self, settings: Serve, keys: ApiKeys, executor: Executor) -> None:
         metrics = ServerMetrics()
         self._models = ModelSet(settings, metrics, executor)
-        metrics.watch_models(self._models.slots)
         self.context = ServerContext(settings, self._models, metrics, keys, executor)
-        metrics.watch_drain(lambda: self.context.state == "draining")
+        metrics.watch(self._models.slots, lambda: self.context.state == "draining")
         self._search = SearchService(self.context, settings.search) if settings.search else None
         self.app = _build_app(self.context, self._search)
         """The application; it refuses requests until the models are loaded."""
@@ -91,7 +90,7 @@ def _build_refusal(context: ServerContext) -> Callable[[Request, Exception], Res
     """Return a handler for requests without a matching route, which counts them."""
 
     def refuse(request: Request, error: Exception) -> Response:
-        failure: RequestError = NotFoundError("no such path")
+        failure: RequestError = NotFoundError("this path does not exist")
         if isinstance(error, HTTPException) and error.status_code == MethodError.status:
             failure = MethodError(f"this path does not accept {request.method}")
         context.metrics.count_unknown_route(failure.status)

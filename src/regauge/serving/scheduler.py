@@ -223,10 +223,6 @@ class _PriorityQueue:
             self._reset()
         return removed
 
-    def count_packing(self, planned_ms: float, cost: float) -> None:
-        """Count the time of a batch that was selected from more records than it holds."""
-        self.packing += SMOOTHING * (planned_ms / cost - self.packing)
-
     def _forget_clients(self) -> None:
         """Forget clients without waiting records, as if they were new."""
         clients = {record.request.client for record in self.records}
@@ -310,11 +306,7 @@ class Scheduler:
         finally:
             self._demand.remove(request.deadline, sum(costs))
         for index, (length, cost) in enumerate(zip(lengths, costs, strict=True)):
-            self._enqueue(QueuedRecord(request, index, length, cost))
-
-    def requeue(self, record: QueuedRecord) -> None:
-        """Add a record again whose batch was not started."""
-        self._enqueue(record)
+            self.enqueue(QueuedRecord(request, index, length, cost))
 
     def isolate(self, record: QueuedRecord) -> None:
         """Add a record again as a separate batch, because its batch failed."""
@@ -342,7 +334,7 @@ class Scheduler:
             return None
         if self._queues["interactive"].records:
             self._interactive_until = now + GUARD_SECONDS
-        self.is_guarded = now < self._interactive_until and self._has_bulk_records
+        self.is_guarded = now < self._interactive_until and bool(self._queues["bulk"].records)
         slack = self._demand.find_slack(now, *self._busy_and_pace())
         if slack.seconds < SLACK_BATCHES * self._batch_seconds:
             return self._take_urgent(slack.deadline)
@@ -350,10 +342,6 @@ class Scheduler:
         limit_ms = GUARD_MS if priority == "bulk" and self.is_guarded else math.inf
         window = range(min(WINDOW, len(self._queues[priority].records)))
         return self._take_from(priority, window, limit_ms)
-
-    @property
-    def _has_bulk_records(self) -> bool:
-        return bool(self._queues["bulk"].records)
 
     def _take_urgent(self, deadline: float) -> ScheduledBatch:
         """Return a batch of records with an earlier deadline than this, earliest first."""
@@ -382,7 +370,8 @@ class Scheduler:
         records = queue.take(sorted(window[index] for index in planned.indices))
         queue.used += planned.milliseconds / SHARES[priority]
         if queue.records:
-            queue.count_packing(planned.milliseconds, sum(record.cost for record in records))
+            packing = planned.milliseconds / sum(record.cost for record in records)
+            queue.packing += SMOOTHING * (packing - queue.packing)
         for record in records:
             record.request.num_waiting -= 1
             self._demand.remove(record.request.deadline, record.cost)
@@ -409,7 +398,8 @@ class Scheduler:
             return "bulk"
         return "interactive" if interactive.used <= bulk.used else "bulk"
 
-    def _enqueue(self, record: QueuedRecord) -> None:
+    def enqueue(self, record: QueuedRecord) -> None:
+        """Add a record; once more if its batch was not started."""
         record.number = next(self._numbers)
         record.request.num_waiting += 1
         self._demand.add(record.request.deadline, record.cost)

@@ -45,12 +45,12 @@ class ServerMetrics:
         self._truncated = _build_counter(vocabulary.SERVE_TRUNCATED_RECORDS, registry)
         self._batch_rows = _build_histogram(vocabulary.SERVE_BATCH_RECORDS, BATCH_BUCKETS, registry)
 
-    def watch_models(self, slots: Mapping[str, ModelSlot]) -> None:
-        """Add the queues, workers and versions of models, read on each export."""
-        self._registry.register(SampleCollector(lambda: _describe_models(slots)))
+    def watch(self, slots: Mapping[str, ModelSlot], is_draining: Callable[[], bool]) -> None:
+        """Add the queues, workers and versions of models, and whether new requests are refused.
 
-    def watch_drain(self, is_draining: Callable[[], bool]) -> None:
-        """Add whether the server refuses new requests, read on each export."""
+        They are read on each export.
+        """
+        self._registry.register(SampleCollector(lambda: _describe_models(slots)))
         self._registry.register(
             SampleCollector(lambda: [Sample(vocabulary.SERVE_DRAINING, is_draining())])
         )

@@ -166,7 +166,7 @@ def _check_names(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> No
             raise InvalidRequestError(f"input '{entry.name}' is missing; the model reads {names}")
     unknown = tensors.keys() - {entry.name for entry in entries}
     if unknown:
-        problem = f"the model has no input '{min(unknown)[:80]}'; it reads {names}"
+        problem = f"the model does not have input '{min(unknown)[:80]}'; it reads {names}"
         raise InvalidRequestError(problem)
 
 

@@ -130,23 +130,23 @@ def encode_outputs(
 def _read_json(item: InputTensor) -> np.ndarray:
     """Return an input's values; raises ValueError, TypeError or OverflowError."""
     if item.data is None:
-        raise ValueError("it has no data")
+        raise ValueError("data is missing")
     flat = list(_flatten(item.data))
     _check_count(item.shape, len(flat))
     if item.datatype == TEXT:
         if not all(isinstance(value, str) for value in flat):
-            raise ValueError("its data are not texts")
+            raise ValueError("data contains a value that is not a text")
         return _to_texts(flat, item.shape)
     dtype = _find_dtype(item.datatype)
     if dtype.kind == "f":
         flat = [math.nan if value is None else value for value in flat]
     array = np.asarray(flat)
     if array.size and array.dtype.kind not in NUMBER_KINDS:
-        raise ValueError("its data are not numbers of its data type")
+        raise ValueError("data contains a value that is not a number of its data type")
     with np.errstate(over="ignore", invalid="ignore"):
         values = array.astype(dtype)
     if dtype.kind != "f" and not np.array_equal(values, array):
-        raise ValueError(f"its data are not of data type {item.datatype}")
+        raise ValueError(f"data contains a value that is not of data type {item.datatype}")
     return values.reshape(item.shape)
 
 

@@ -189,7 +189,7 @@ async def _infer(call: Call[InferBody]) -> Response:
         names = [spec.name for spec in describe_outputs(model.program)]
         for output in body.outputs or ():
             if output.name not in names:
-                problem = f"the model has no output '{output.name[:80]}'; it has {', '.join(names)}"
+                problem = f"unknown output '{output.name[:80]}'; the model has {', '.join(names)}"
                 raise InvalidRequestError(problem)
         outputs, texts = await _compute(call, model, tensors)
         outputs.check_failures()
@@ -266,7 +266,7 @@ def _check_version(call: Call[Any], model: LoadedVersion) -> None:
     """Raise UnknownModelError if a request is for another version."""
     version = call.request.path_params.get("version")
     if version is not None and version != _name_version(model):
-        problem = f"the model has no version '{version[:80]}'; it has {_name_version(model)}"
+        problem = f"the model does not have version '{version[:80]}'; it has {_name_version(model)}"
         raise UnknownModelError(problem)
 
 

@@ -62,7 +62,7 @@ async def _invoke(call: Call[InvocationBody]) -> Response:
     lines = [line for line in call.raw_body.splitlines() if line.strip()]
     limit = call.context.settings.queue.max_request_records
     if not lines:
-        raise InvalidRequestError("the request has no line")
+        raise InvalidRequestError("the request does not contain a line")
     if len(lines) > limit:
         raise TooLargeError(f"{len(lines)} lines are over the limit of {limit}")
     tasks = [asyncio.ensure_future(_answer_body(call, line)) for line in lines]

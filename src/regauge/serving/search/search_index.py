@@ -245,7 +245,7 @@ def _select_fields(settings: SearchSettings, vectors: VectorFolder) -> ResultFie
     named = (settings.title_field, settings.link_field, *settings.text_fields)
     for name in filter(None, named):
         if name not in kinds:
-            problem = f"the vectors have no field '{name}'"
+            problem = f"the vectors do not have a field '{name}'"
             remedy = did_you_mean(name, tuple(kinds)) if kinds else "predict with keep_fields"
             raise SettingsError(problem, remedy)
     title = settings.title_field or _find_first(TITLE_FIELDS, kinds)

@@ -85,7 +85,7 @@ def open_vectors(folder: Path) -> VectorFolder:
     lines = read_finished_shards(folder)
     num_rows = sum(line["rows"] for line in lines.values())
     if not num_rows:
-        raise DataError(f"{folder} has no finished shard with rows", "run 'regauge predict' again")
+        raise DataError(f"{folder}: no finished shard with rows", "run 'regauge predict' again")
     if not (folder / RESULT).is_file():
         message = "%s is incomplete: its job is not finished; searching %s"
         logger.warning(message, folder, format_count(num_rows, "row"))

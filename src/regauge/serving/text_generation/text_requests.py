@@ -46,7 +46,7 @@ class EngineLimits:
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise DataError if a request does not fit the limits."""
         if not len(prompt):
-            raise DataError("the prompt has no tokens", "send a text that is not empty")
+            raise DataError("the prompt is empty", "send a text that is not empty")
         if min(prompt) < 0 or max(prompt) >= self.vocabulary:
             problem = f"a token id is outside of 0 … {self.vocabulary - 1}"
             raise DataError(problem, "send ids of the tokenizer of the model")

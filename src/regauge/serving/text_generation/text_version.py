@@ -117,7 +117,7 @@ class TextVersion(LoadedVersion):
         `record` has `messages` and perhaps `tools`. Raises DataError if it is invalid.
         """
         if not self.is_chat:
-            problem = f"the model '{self.name}' has no chat template"
+            problem = f"the model '{self.name}' does not have a chat template"
             raise DataError(problem, "send the prompt to /v1/completions")
         try:
             request = self._chat.render_request(record)

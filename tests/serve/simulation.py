@@ -244,7 +244,7 @@ def run_simulated(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def simulate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Make a test a coroutine on a simulated clock."""
 
     @wraps(test)

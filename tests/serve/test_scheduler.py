@@ -27,7 +27,7 @@ from regauge.serving.scheduler import (
     QueuedRequest,
     Scheduler,
 )
-from serve.simulation import AffineTimes, ClientRecord, Simulation, run_simulated, simulated
+from serve.simulation import AffineTimes, ClientRecord, Simulation, run_simulated, simulate
 
 Figure = Callable[[str, float], None]
 Send = Callable[[], Awaitable[ComputedRequest]]
@@ -61,7 +61,7 @@ def draw_lengths(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-@simulated
+@simulate
 async def test_clients_share_the_workers_equally(num_workers: int, figure: Figure) -> None:
     """One client sends large requests, one sends many small ones, and one sends long records."""
     simulation = Simulation(num_workers=num_workers, max_wait_seconds=math.inf)
@@ -87,7 +87,7 @@ async def test_clients_share_the_workers_equally(num_workers: int, figure: Figur
     assert max(used) / min(used) <= 1.1
 
 
-@simulated
+@simulate
 async def test_small_requests_of_many_clients_end_one_after_the_other() -> None:
     """If their records were served in turn, all of them would end late."""
     simulation = Simulation(max_wait_seconds=math.inf)
@@ -165,7 +165,7 @@ def test_an_interactive_request_waits_for_one_guarded_batch(
     assert share > 0.4 * num_workers  # short batches are less efficient
 
 
-@simulated
+@simulate
 async def test_the_first_interactive_request_waits_for_the_batches_on_the_worker() -> None:
     simulation = Simulation(max_wait_seconds=math.inf)
     bulk = asyncio.create_task(simulation.send([128] * 1000, "bulk", timeout_seconds=math.inf))
@@ -179,7 +179,7 @@ async def test_the_first_interactive_request_waits_for_the_batches_on_the_worker
     assert seconds <= (2 * full + 2 * times.milliseconds(16, 1)) / 1e3
 
 
-@simulated
+@simulate
 async def test_bulk_keeps_its_share_when_interactive_requests_never_end(figure: Figure) -> None:
     simulation = Simulation(max_wait_seconds=math.inf)
     loop = asyncio.get_running_loop()
@@ -213,7 +213,7 @@ async def test_bulk_keeps_its_share_when_interactive_requests_never_end(figure: 
     assert 0.3 * SHARES["bulk"] <= share <= 1.5 * SHARES["bulk"]
 
 
-@simulated
+@simulate
 async def test_a_record_of_a_rare_length_is_not_overtaken_for_ever() -> None:
     """Full batches of short records would always be more efficient than the long record."""
     simulation = Simulation(
@@ -357,7 +357,7 @@ def test_an_overload_of_workers_that_are_slower_than_measured_is_refused_in_time
     assert goodput >= 0.9 * sustainable
 
 
-@simulated
+@simulate
 async def test_a_request_whose_wait_is_too_long_is_refused_at_once() -> None:
     simulation = Simulation(max_wait_seconds=2.0)
     loop = asyncio.get_running_loop()
@@ -377,7 +377,7 @@ async def test_a_request_whose_wait_is_too_long_is_refused_at_once() -> None:
     assert seconds == 0.0
 
 
-@simulated
+@simulate
 async def test_a_deadline_that_the_wait_exceeds_is_refused() -> None:
     simulation = Simulation(max_wait_seconds=2.0)
     first = asyncio.create_task(simulation.send([128] * 800, timeout_seconds=30))
@@ -387,7 +387,7 @@ async def test_a_deadline_that_the_wait_exceeds_is_refused() -> None:
     await first
 
 
-@simulated
+@simulate
 async def test_a_late_request_gets_504_and_leaves_the_queue() -> None:
     simulation = Simulation(slowness=50.0)
     loop = asyncio.get_running_loop()
@@ -399,7 +399,7 @@ async def test_a_late_request_gets_504_and_leaves_the_queue() -> None:
     assert seconds == pytest.approx(1.0)
 
 
-@simulated
+@simulate
 async def test_a_client_that_leaves_frees_its_records() -> None:
     simulation = Simulation(max_wait_seconds=math.inf)
     stays = asyncio.create_task(simulation.send([32] * 100, "stays"))
@@ -416,7 +416,7 @@ async def test_a_client_that_leaves_frees_its_records() -> None:
     assert simulation.scheduler.estimate_wait("bulk") == 0
 
 
-@simulated
+@simulate
 async def test_outputs_belong_to_their_records() -> None:
     """Records of several requests and lengths are mixed in batches."""
 
@@ -434,7 +434,7 @@ async def test_outputs_belong_to_their_records() -> None:
     assert any(len({token // 100 for token in tokens}) > 1 for tokens in batches)
 
 
-@simulated
+@simulate
 async def test_the_records_of_a_client_are_computed_in_order() -> None:
     simulation = Simulation(max_wait_seconds=math.inf)
     sends = [
@@ -445,7 +445,7 @@ async def test_the_records_of_a_client_are_computed_in_order() -> None:
     assert order == sorted(order)
 
 
-@simulated
+@simulate
 async def test_a_poisoned_record_fails_alone() -> None:
     simulation = Simulation(num_workers=2)
     for worker in simulation.workers:
@@ -459,7 +459,7 @@ async def test_a_poisoned_record_fails_alone() -> None:
     assert (poisoned.outputs[:7] == 5).all()
 
 
-@simulated
+@simulate
 async def test_a_record_that_ends_workers_fails_after_two() -> None:
     simulation = Simulation(num_workers=2)
     for worker in simulation.workers:
@@ -472,7 +472,7 @@ async def test_a_record_that_ends_workers_fails_after_two() -> None:
     assert simulation.pool.num_replaced == 2
 
 
-@simulated
+@simulate
 async def test_batches_behind_a_lost_worker_are_not_blamed() -> None:
     """The records of a batch that was not started are computed again, in a batch."""
     simulation = Simulation(max_wait_seconds=math.inf)
@@ -484,7 +484,7 @@ async def test_batches_behind_a_lost_worker_are_not_blamed() -> None:
     assert (128, [6] * 8) in simulation.workers[0].batches
 
 
-@simulated
+@simulate
 async def test_without_a_worker_requests_get_503() -> None:
     simulation = Simulation()
     simulation.pool.ready.clear()
@@ -494,7 +494,7 @@ async def test_without_a_worker_requests_get_503() -> None:
     assert (error.status, error.retry_after) == (503, 1)
 
 
-@simulated
+@simulate
 async def test_outputs_that_are_not_finite_fail_their_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -512,7 +512,7 @@ async def test_outputs_that_are_not_finite_fail_their_record(
     assert request.outputs[0].tolist() == [5, 5]
 
 
-@simulated
+@simulate
 async def test_the_padding_of_a_record_depends_on_its_length_alone() -> None:
     simulation = Simulation(mixes_lengths=False, max_wait_seconds=math.inf)
     await asyncio.gather(*(simulation.send(draw_lengths(40, seed), seed) for seed in range(10)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,16 @@ from safetensors.torch import load_file, save_file
 
 from end_to_end.predicting import EAGER
 from regauge.cli import main
-from regauge.serving.text_generation import engine_choice
+from regauge.serving.text_generation import engine_choice, text_version
 from regauge.serving.text_generation.paged_engine import PagedTextEngine
+from regauge.serving.text_generation.settings import TextServing
 from regauge.serving.text_generation.static_engine import StaticTextEngine
 from regauge.serving.text_generation.text_requests import TextEngine
 from regauge.serving.text_generation.text_worker import TextEngineWorker
 from regauge.serving.workers.worker_requests import LoadRequest
 from regauge.system.errors import DataError
-from serve.servers import copy_artifact, update_manifest
+from serve.servers import copy_artifact, is_running, list_children, update_manifest
+from serve.text_server import OneModel
 from serve.writers import write_model
 
 
@@ -61,3 +65,19 @@ def test_an_artifact_with_other_weights_is_refused(artifact: Path, tmp_path: Pat
     update_manifest(damaged)
     with pytest.raises(DataError, match=r"row \d of parity_rows.json"):
         load_engine(damaged)
+
+
+def test_workers_end_if_the_tokenizer_does_not_load(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers: list[int] = []
+
+    def fail(*_: Any) -> None:
+        workers.extend(list_children(os.getpid()))
+        raise DataError("the tokenizer is damaged", "restore it")
+
+    monkeypatch.setattr(text_version, "Preprocessor", fail)
+    with pytest.raises(DataError, match="the tokenizer is damaged"):
+        asyncio.run(OneModel(artifact, TextServing(engine="transformers")).runtime.start())
+    [worker] = workers
+    assert not is_running(worker)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from os import getpid, kill
+from os import kill
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -21,11 +20,9 @@ from regauge.data.tokenizer import LoadedTokenizer
 from regauge.inference.export.model import load
 from regauge.inference.export.uncompiled import open_model
 from regauge.models.settings import Generation
-from regauge.serving.text_generation import text_version
 from regauge.serving.text_generation.settings import TextServing
-from regauge.system.errors import DataError
 from serve import reference
-from serve.servers import is_running, list_children, wait_for
+from serve.servers import wait_for
 from serve.text_server import MODEL_NAME, OneModel, serve
 from serve.writers import write_model
 
@@ -414,19 +411,3 @@ def test_a_lost_worker_is_replaced(
     wait_for(lambda: context.workers.num_replaced == num_replaced + 1)
     wait_for(lambda: len(context.workers.ready) == 1)
     assert post("completions", body).status_code == 200
-
-
-def test_workers_end_if_the_tokenizer_does_not_load(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others, children = list_children(getpid()), []
-
-    def fail(*_: Any) -> None:
-        children.extend(list_children(getpid()))
-        raise DataError("the tokenizer is damaged", "restore it")
-
-    monkeypatch.setattr(text_version, "Preprocessor", fail)
-    with pytest.raises(DataError, match="the tokenizer is damaged"):
-        asyncio.run(OneModel(folder, SERVING).runtime.start())
-    [worker] = set(children) - set(others)
-    assert not is_running(worker)

@@ -31,14 +31,21 @@ CASES = {
         "AutoModelForSequenceClassification",
     ),
 }
+STARTS = {**{task: task for task in CASES}, "new head": "mlm"}
+"""Task of the adapters, or a classifier's new head -> task of the run that they start from."""
 
 
-@pytest.mark.parametrize("task", CASES)
-def test_adapters_load_with_the_automatic_classes_of_peft(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", STARTS)
+def test_adapters_load_with_the_automatic_classes_of_peft(case: str, tmp_path: Path) -> None:
+    task = case if case in CASES else "classify"
     write, adapted_class, merged_class = CASES[task]
     data = write(tmp_path / "data")
     first, second = tmp_path / "first", tmp_path / "second"
-    attempt(settings(first, data, task, stop={"steps": 2}), processes.World())
+    first_data = CASES[STARTS[case]][0](tmp_path / "first-data")
+    start: dict[str, Any] = {"stop": {"steps": 2}}
+    if case == "new head":
+        start["model"] = {"config": {"max_position_embeddings": 64}}
+    attempt(settings(first, first_data, STARTS[case], **start), processes.World())
     model = {"path": str(first), "lora": ADAPTERS, "dropout": 0.0}
     changes: dict[str, Any] = {"stop": {"steps": 4}, "optimizer": {"learning_rate": 0.05}}
     attempt(settings(second, data, task, model=model, **changes), processes.World())
@@ -48,7 +55,8 @@ def test_adapters_load_with_the_automatic_classes_of_peft(task: str, tmp_path: P
     with record_warnings() as messages:
         options = {"num_labels": 3} if task == "classify" else {}
         adapted = getattr(peft, adapted_class).from_pretrained(target, **options).eval()
-    assert [line for line in messages if PEFT_WARNING not in line] == []
+    others = [line for line in messages if PEFT_WARNING not in line]
+    assert ["LOAD REPORT" in line for line in others] == [True] * (case == "new head")
     merged = getattr(transformers, merged_class).from_pretrained(second / "model").eval()
     base = getattr(transformers, merged_class).from_pretrained(first / "model").eval()
     with torch.no_grad():

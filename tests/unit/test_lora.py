@@ -60,6 +60,25 @@ def test_new_adapters_do_not_change_the_outputs(model: dict[str, Any], head: Hea
         torch.testing.assert_close(adapted(tokens).logits, plain(tokens).logits)
 
 
+@pytest.mark.parametrize(
+    ("model", "head", "trained"),
+    [
+        (BERT, "classes", {"bert.pooler.dense", "classifier"}),
+        (BERT, "tokens", {"classifier"}),
+        (LLAMA, "classes", {"score"}),
+        (LLAMA, "tokens", {"score"}),
+    ],
+)
+def test_the_head_of_a_classifier_is_trained_besides_the_adapters(
+    model: dict[str, Any], head: HeadKind, trained: set[str]
+) -> None:
+    values = build(model, head, {}).named_parameters()
+    names = {name for name, value in values if value.requires_grad}
+    assert {name.rpartition(".")[0] for name in names if not is_adapter_weight(name)} == trained
+    targeted = build(model, head, {"targets": tuple(trained)}).named_parameters()
+    assert all(value.requires_grad == is_adapter_weight(name) for name, value in targeted)
+
+
 def test_an_adapter_depends_only_on_its_seed_and_name() -> None:
     query_adapters = adapters(build(LLAMA, "causal", {"targets": ("q_proj",)}))
     all_adapters = adapters(build(LLAMA, "causal", {}))

@@ -283,12 +283,15 @@ def test_pipelines_of_fsdp_hold_a_stage() -> None:
     constants = load_calibration().find_memory()
     flat = _job(strategy=FSDP, recomputation="full")
     deep = dataclasses.replace(flat, parallelism=ModelParallelism(1, 4))
-    held = [memory_plan.plan_parts(job, 64, constants).working_set for job in (flat, deep)]
+    fp32 = dataclasses.replace(flat, precision="fp32")
+    jobs = (flat, deep, fp32, dataclasses.replace(deep, precision="fp32"))
+    held = [memory_plan.plan_parts(job, 64, constants).working_set for job in jobs]
     shape = flat.shape
     unit = max(shape.layer_parameters, shape.embedding_parameters / 2)
     assert held[0] == 2 * unit * (2 + 4)
     stage = 3 * shape.layer_parameters + shape.embedding_parameters
     assert held[1] == 6 * stage
+    assert held[2:] == [2 * unit * (4 + 4), 8 * stage], "fp32 gathers 4 bytes a weight"
 
 
 def test_the_update_follows_the_activations() -> None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from regauge.models import lora
 from regauge.models.dropout import DropoutKeys, replace_dropout
-from regauge.models.heads import POOLER_PREFIX, freeze_encoder
+from regauge.models.heads import freeze_encoder, train_head
 from regauge.models.init_weights import (
     CPU,
     META,
@@ -23,7 +23,7 @@ from regauge.models.init_weights import (
     materialize_buffers,
 )
 from regauge.models.io_spec import DEFAULT_CLASS_NAME, read_class_names
-from regauge.models.weights import WEIGHTS_FILE, list_weights, unwrap_name
+from regauge.models.weights import POOLER_PREFIX, WEIGHTS_FILE, list_weights, unwrap_name
 from regauge.system import choices
 from regauge.system.errors import SettingsError, first_line
 from regauge.system.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from regauge.models.settings import Model
+    from regauge.models.settings import Lora, Model
 
 HeadKind = Literal["none", "masked", "pairs", "causal", "classes", "tokens"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -318,9 +318,16 @@ def _add_dropout_and_adapters(model: PreTrainedModel, settings: Model, keys: Dro
             "set model.dropout = 0",
         )
     if settings.lora is not None:
-        lora.add_adapters(model, find_blocks(model), settings.lora)
+        add_adapters(model, settings.lora)
         if is_counter:
             replace_dropout(model, settings.lora.dropout, keys, first_layer=count)
+
+
+def add_adapters(model: PreTrainedModel, settings: Lora) -> None:
+    """Add LoRA adapters to a model on the meta device; only they and a classifier's head train."""
+    lora.add_adapters(model, find_blocks(model), settings)
+    if is_classifier(model) or is_token_classifier(model):
+        train_head(model)
 
 
 def build_template(folder: Path) -> PreTrainedModel:

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from regauge.models.weights import StoredWeight, list_file_weights
+from regauge.models.weights import (
+    POOLER_PREFIX,
+    StoredWeight,
+    base_weight_name,
+    list_file_weights,
+)
 from regauge.system import safetensors_io
 from regauge.system.errors import SettingsError
 from regauge.system.wording import format_count
@@ -20,8 +25,6 @@ if TYPE_CHECKING:
 
 TrainableLayers = Literal["all", "none"] | int
 HEAD_FILE = "head.safetensors"
-POOLER_PREFIX = "pooler."
-"""Weight name prefix of a pooling layer."""
 HEAD_PREFIX = "head."
 """Weight name prefix of a head in its module."""
 
@@ -51,6 +54,19 @@ def freeze_encoder(
         value.requires_grad_(trains_pooler and name.startswith(POOLER_PREFIX))
     for block in blocks[len(blocks) - count :]:
         block.requires_grad_(requires_grad=True)
+
+
+def train_head(model: PreTrainedModel) -> None:
+    """Train a new task's head and the encoder's pooling layer, except layers with adapters."""
+    encoder: Any = model.base_model
+    inner = {
+        id(value)
+        for name, value in encoder.named_parameters()
+        if not name.startswith(POOLER_PREFIX)
+    }
+    for name, value in model.named_parameters():
+        if id(value) not in inner and base_weight_name(name) == name:
+            value.requires_grad_(requires_grad=True)
 
 
 def check_trained(module: nn.Module, trainable_layers: TrainableLayers) -> None:

@@ -144,16 +144,19 @@ def build_initial_weights(module: nn.Module, settings: Model, seed: int) -> Init
         prefix = f"{root}." if root else ""
         sources |= {f"{prefix}{names[name]}": weight for name, weight in match.sources.items()}
         missing += match.missing
+        untrained = [
+            name for name in match.missing if not model.get_parameter(names[name]).requires_grad
+        ]
+        if untrained and settings.lora is not None:
+            raise SettingsError(
+                f"'{settings.path}' has no '{untrained[0]}', and adapters would not train it",
+                "name a model with that head, or train without model.lora",
+            )
         unexpected.append(set(match.unexpected))
     for task, task_module in multitask.modules_by_task(template).items():
         head = heads.find_head_weights(task_module, folder)
         prefix = multitask.weight_prefix(task)
         sources |= {f"{prefix}{name}": weight for name, weight in head.items()}
-    if missing and settings.lora is not None:
-        raise SettingsError(
-            f"'{settings.path}' has no '{missing[0]}', and adapters would not train it",
-            "name a model with that head, or train without model.lora",
-        )
     weights = InitialWeights(template, seed, sources)
     unused = sorted(set.intersection(*unexpected))
     weights.warnings = tuple(_format_warnings(settings.path, missing, unused))

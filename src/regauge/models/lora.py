@@ -15,7 +15,7 @@ from torch import nn
 from regauge.data.tokenizer import list_tokenizer_files
 from regauge.models import dual_encoder
 from regauge.models.tokenizer_convention import COPY_REMEDY
-from regauge.models.weights import base_weight_name, is_adapter_weight, list_weights
+from regauge.models.weights import base_weight_name, is_adapter_weight
 from regauge.system import safetensors_io
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
@@ -31,13 +31,10 @@ if TYPE_CHECKING:
     from regauge.models.init_weights import InitialWeights
     from regauge.models.settings import Lora, Model
 
-SEQUENCE_CLASSIFICATION = "SEQ_CLS"
-HEAD_MODULES = ("classifier", "score")
-"""Name endings of modules that peft takes for classification heads."""
 TASK_TYPES = {
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
-    "ForSequenceClassification": SEQUENCE_CLASSIFICATION,
+    "ForSequenceClassification": "SEQ_CLS",
 }
 """Class name ending -> peft's task name."""
 ADAPTER_NAME = "default"
@@ -107,17 +104,16 @@ def save_adapters(
         names = {"base_model_class": name, "parent_library": model_class.__module__}
         config.auto_mapping = names
     config.inference_mode = True
+    root = f"{model.base_model_prefix}."
+    heads = {
+        name.removeprefix(root).partition(".")[0] for name in trained if not is_adapter_weight(name)
+    }
+    config.modules_to_save = sorted(heads) or None
     for file in list_tokenizer_files(merged):
         shutil.copyfile(file, folder / file.name)
     config.save_pretrained(folder)
     names = {name: name.replace(f".{ADAPTER_NAME}.", ".") for name in trained}
     weights = {f"base_model.model.{names[name]}": value for name, value in trained.items()}
-    if config.task_type == SEQUENCE_CLASSIFICATION:
-        weights |= {  # peft stores the head with the adapters
-            f"base_model.model.{name}": weight[:]
-            for name, weight in list_weights(merged).items()
-            if name.partition(".")[0].endswith(HEAD_MODULES)
-        }
     safetensors_io.write_tensors(folder / ADAPTER_WEIGHTS, weights)
 
 

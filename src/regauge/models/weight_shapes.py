@@ -151,21 +151,29 @@ def list_new_weights(
     return list_weights({"model_type": kind, **config}, head) if is_known else None
 
 
-def list_trained(weights: ModelWeights, settings: Model) -> dict[str, ParamSpec]:
+def list_trained(weights: ModelWeights, settings: Model, head: HeadKind) -> dict[str, ParamSpec]:
     """Return all weights by name, with LoRA adapters, and whether each one is trained.
 
-    With `trainable_layers`, the last blocks, the pooler and the head are trained.
+    With `trainable_layers`, the last blocks, the pooler and the head are trained. With LoRA, the
+    adapters are trained, and a classifier's pooler and head unless they have adapters.
     """
     shapes, lora = weights.shapes, settings.lora
     if lora is not None:
-        adapters = {
+        layers = dict(_list_linear_layers(weights, lora))
+        specs = {
+            name: ParamSpec(
+                shape,
+                head in ("classes", "tokens")
+                and name in weights.head
+                and name.rpartition(".")[0] not in layers,
+            )
+            for name, shape in shapes.items()
+        }
+        return specs | {
             name: ParamSpec(shape, requires_grad=True)
-            for layer, shape in _list_linear_layers(weights, lora)
+            for layer, shape in layers.items()
             for name, shape in _list_adapters(layer, shape, lora.rank)
         }
-        return {name: ParamSpec(shape, requires_grad=False) for name, shape in shapes.items()} | (
-            adapters
-        )
     trained = _list_trained_prefixes(weights, settings)
     return {
         name: ParamSpec(shape, name in weights.head or name.startswith(trained))

@@ -32,6 +32,8 @@ MAX_FILE_BYTES = 5_000_000_000
 """Maximum size of a weight file; larger models get several files and an index."""
 WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 """Weight name parts that torch.compile, activation checkpointing and FSDP add anywhere."""
+POOLER_PREFIX = "pooler."
+"""Weight name prefix of an encoder's pooling layer."""
 DDP_PREFIX = re.compile(r"^(module\.)+")
 """Prefix that DDP adds to all names, once per wrapper."""
 _LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
@@ -163,7 +165,9 @@ def match_weights(
                 f"name a folder whose {CONFIG} and weights are of one model",
             )
     missing = [name for name in shapes if name not in sources and not is_adapter_weight(name)]
-    if missing_base := [name for name in missing if name in base_names]:
+    pooler = f"{model.base_model_prefix}.{POOLER_PREFIX}"  # it counts as head
+    missing_base = [name for name in missing if name in base_names and not name.startswith(pooler)]
+    if missing_base:
         raise _wrong_model_error(model, path, missing_base, len(base_names))
     return WeightMatch(sources, missing, unexpected)
 

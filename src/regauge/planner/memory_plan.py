@@ -47,8 +47,8 @@ SELECTIVE_SHARE = 0.37
 """Share of the activations stored by selective recomputation."""
 CERTAIN = 2.0
 """Standard deviations beyond which a verdict is certain: 1 in 40 is wrong."""
-WHOLE_BYTES = 2.0
-"""Bytes per gathered or unquantized weight."""
+HALF_BYTES = 2.0
+"""Bytes per value in a half precision."""
 EAGER_NORM = 16
 """Bytes of h stored in fp32 by a layer's two RMS norms, if nothing fuses them."""
 GATHERED_LAYERS = 2
@@ -159,7 +159,7 @@ def state_bytes(job: TrainingJob, devices: int) -> tuple[float, float, float]:
     weight_bytes = weight * parameters
     if job.precision == "nf4":  # embeddings stay in bf16
         weight_bytes += (
-            (WHOLE_BYTES - weight) * job.shape.embedding_parameters / job.parallelism.tensor
+            (HALF_BYTES - weight) * job.shape.embedding_parameters / job.parallelism.tensor
         )
     return (
         weight_bytes / shards.weights,
@@ -181,7 +181,7 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     scores = 4.0 * attention.heads
     if not job.has_fused_attention:
         scores = (5 if job.dropout else 4) * attention.heads * shape.attention_span(job.length)
-    scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
+    scale = _value_bytes(job) / HALF_BYTES
     return (per_token + scores) * tokens * scale / job.parallelism.tensor
 
 
@@ -202,7 +202,7 @@ def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
     """Return the bytes that a device's layers store for some micro-batches."""
     shape, parallel = job.shape, job.parallelism
     layer = layer_activation_bytes(job)
-    scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
+    scale = _value_bytes(job) / HALF_BYTES
     tokens = job.tokens_per_pass / parallel.context
     inputs = 2 * shape.hidden * tokens * scale
     inputs /= parallel.tensor if parallel.has_sequence_parallelism else 1
@@ -222,6 +222,11 @@ def logit_bytes(job: TrainingJob) -> float:
     return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
 
 
+def _value_bytes(job: TrainingJob) -> float:
+    """Return the bytes per activation, and per gathered weight."""
+    return 4.0 if job.precision in ("fp32", "tf32") else HALF_BYTES
+
+
 def _working_set(job: TrainingJob, shards: int) -> float:
     """Return the bytes held only for a moment.
 
@@ -229,17 +234,17 @@ def _working_set(job: TrainingJob, shards: int) -> float:
     pipeline it holds a stage's weights and their fp32 gradients. Autocast in other software keeps a
     bf16 copy of the weights.
     """
-    shape, gather_unit = job.shape, job.strategy.gather_unit
+    shape, gather_unit, whole_bytes = job.shape, job.strategy.gather_unit, _value_bytes(job)
     unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
     if gather_unit != "none" and shards > 1:
         if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step
-            return (WHOLE_BYTES + 4.0 * job.trained_fraction) * _local_parameters(job)
+            return (whole_bytes + 4.0 * job.trained_fraction) * _local_parameters(job)
         gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
-        weights = GATHERED_LAYERS * WHOLE_BYTES
+        weights = GATHERED_LAYERS * whole_bytes
         if job.precision == "nf4":  # gathered in 4 bits, and one layer at a time restored
-            weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + WHOLE_BYTES
+            weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + whole_bytes
         if gather_unit == "model":
-            whole = WHOLE_BYTES * _local_parameters(job)
+            whole = whole_bytes * _local_parameters(job)
             return whole + unit * GATHERED_LAYERS * gradient / job.parallelism.tensor
         return unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
     if job.weights is None and job.precision in ("autocast", "fp8"):

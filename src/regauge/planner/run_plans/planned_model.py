@@ -56,7 +56,7 @@ def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | Non
     listed = weight_shapes.list_weights(values, model_head)
     encoder = weight_shapes.count_elements(listed.shapes)
     others = run.task.count_other_parameters(shape.hidden, encoder)
-    specs = weight_shapes.list_trained(listed, run.model)
+    specs = weight_shapes.list_trained(listed, run.model, model_head.kind)
     if others:
         specs["others"] = weight_shapes.ParamSpec((others,), requires_grad=True)
     shape = replace(shape, other_parameters=encoder + others - shape.parameters(head))

@@ -11,11 +11,15 @@ import torch.distributed.checkpoint as dcp
 
 from regauge import config
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
-from regauge.models.architectures import build_template, find_blocks, transformers_class
+from regauge.models.architectures import (
+    add_adapters,
+    build_template,
+    find_blocks,
+    transformers_class,
+)
 from regauge.models.init_weights import build_initial_weights
 from regauge.models.settings import Model
 from regauge.models.weights import (
-    is_adapter_weight,
     list_weights,
     read_weight_file,
     read_weights,
@@ -154,7 +158,7 @@ def _write_model(
     """
     final, target, adapters = folders
     model, final_weights = _build_adapted_model(final, settings), list_weights(final)
-    known = set(_list_adapter_weights(model) if model else final_weights)
+    known = set(_list_trained_weights(model) if model else final_weights)
     if not weights.keys() <= known or (model and weights.keys() != known):
         raise DataError(f"a checkpoint has other weights than {final}", "choose another step")
     if settings.lora is None or model is None:
@@ -194,9 +198,9 @@ def _build_adapted_model(final: Path, settings: Model) -> PreTrainedModel | None
     if settings.lora is None:
         return None
     model = build_template(final)
-    lora.add_adapters(model, find_blocks(model), settings.lora)
+    add_adapters(model, settings.lora)
     return model
 
 
-def _list_adapter_weights(model: PreTrainedModel) -> list[str]:
-    return [name for name, _ in model.named_parameters() if is_adapter_weight(name)]
+def _list_trained_weights(model: PreTrainedModel) -> list[str]:
+    return [name for name, value in model.named_parameters() if value.requires_grad]

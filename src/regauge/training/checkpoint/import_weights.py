@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from regauge.models import architectures, heads, sentence_transformers
+from regauge.models import architectures, sentence_transformers
 from regauge.models.weights import (
+    POOLER_PREFIX,
     WEIGHTS_FILE,
     find_weight_files,
     has_pickled_weights,
@@ -147,7 +148,7 @@ def load_into_model(weights: dict[str, Tensor], model: torch.nn.Module, origin: 
     tied = set(state) - {name for name, _ in model.named_parameters()}
     missing = sorted(set(state) - set(weights) - tied)
     unknown = sorted(set(weights) - set(state))
-    pooler = [name for name in unknown if name.startswith(heads.POOLER_PREFIX)]
+    pooler = [name for name in unknown if name.startswith(POOLER_PREFIX)]
     if pooler:
         logger.warning("%s: ignoring '%s'; no task trains a pooling layer", origin, pooler[0])
         unknown = [name for name in unknown if name not in pooler]

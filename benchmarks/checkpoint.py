@@ -28,8 +28,7 @@ from regauge.config import build
 from regauge.system import processes
 from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
-from regauge.training.optimizer import prime_state
-from regauge.training.optimizer_step import optimizer_step
+from regauge.training.optimizer import optimizer_step, prime_state
 from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import TrainSettings
 

@@ -24,7 +24,7 @@ from regauge.models.tensors import precision_dtype
 from regauge.system import processes
 from regauge.training.defaults import check_precision
 from regauge.training.heldout import HeldoutSet
-from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.optimizer_defaults import resolve_optimizer
 from regauge.training.settings import TrainSettings
 from regauge.training.task_runtime import build_loader, build_module
 

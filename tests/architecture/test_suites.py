@@ -84,7 +84,7 @@ def test_the_entries_and_files_of_every_suite_exist() -> None:
         "serving/scheduler.py",
         "supervision/forkserver.py",
         "tasks/mlm.py",
-        "training/optimizer_step.py",
+        "training/optimizer.py",
     ],
 )
 def test_the_speed_guard_runs_for_what_is_computed(path: str) -> None:

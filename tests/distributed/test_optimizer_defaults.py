@@ -16,7 +16,7 @@ from regauge.config.output_files import SAVED_RUN
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
 from regauge.training import dry_run, run_record
-from regauge.training.optimizers.optimizer_defaults import (
+from regauge.training.optimizer_defaults import (
     BETAS,
     LEARNING_RATE,
     WARMUP_STEPS,

@@ -26,8 +26,8 @@ from regauge.models.modules import AnswerLikelihoodModel
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
 from regauge.tasks.dpo import Dpo
-from regauge.training.references import add_references
-from regauge.training.references.reference_file import REFERENCES
+from regauge.training import references
+from regauge.training.references import REFERENCES
 from regauge.training.run import attempt
 
 SHORT: dict[str, Any] = {"stop": {"steps": 2}}
@@ -101,13 +101,13 @@ def test_policy_and_reference_have_the_same_few_shapes(
 def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which every computation of values appends its number of rows."""
     counts: list[int] = []
-    compute = add_references.compute_references
+    compute = references.compute_references
 
     def count_and_compute(rows: Any, module: Any) -> torch.Tensor:
         counts.append(len(rows.row_numbers))
         return compute(rows, module)
 
-    monkeypatch.setattr(add_references, "compute_references", count_and_compute)
+    monkeypatch.setattr(references, "compute_references", count_and_compute)
     return counts
 
 

@@ -52,13 +52,13 @@ def test_adapters_load_with_the_automatic_classes_of_peft(case: str, tmp_path: P
     target = tmp_path / "adapter"
     assert main(["export", str(second), "--format", "peft", "--to", str(target)]) == 0
     tokens = torch.arange(5, 29).view(2, 12)
+    options = {"num_labels": 3} if task == "classify" else {}
     with record_warnings() as messages:
-        options = {"num_labels": 3} if task == "classify" else {}
         adapted = getattr(peft, adapted_class).from_pretrained(target, **options).eval()
     others = [line for line in messages if PEFT_WARNING not in line]
     assert ["LOAD REPORT" in line for line in others] == [True] * (case == "new head")
     merged = getattr(transformers, merged_class).from_pretrained(second / "model").eval()
-    base = getattr(transformers, merged_class).from_pretrained(first / "model").eval()
+    base = getattr(transformers, merged_class).from_pretrained(first / "model", **options).eval()
     with torch.no_grad():
         expected = merged(tokens).logits
         torch.testing.assert_close(adapted(tokens).logits, expected, rtol=1e-5, atol=1e-5)

@@ -24,7 +24,7 @@ from regauge.models.flops import flops_per_token
 from regauge.system import processes
 from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.defaults import resolve_defaults
-from regauge.training.optimizer_step import optimizer_step
+from regauge.training.optimizer import optimizer_step
 from regauge.training.run_setup import set_up
 from regauge.training.settings import TrainSettings
 

@@ -17,9 +17,10 @@ from regauge.config import build, parse_choice
 from regauge.data.mixture import read_data_manifest
 from regauge.system.errors import SettingsError, TransientError
 from regauge.system.processes import World
-from regauge.training.batch_finder import finder, trial
+from regauge.training.batch_finder import finder
 from regauge.training.batch_finder.finder import (
     MemoryForecast,
+    SizeMeasurement,
     choose_size,
     forecast_memory,
     resolve_microbatch,
@@ -27,7 +28,6 @@ from regauge.training.batch_finder.finder import (
     usable_sizes,
 )
 from regauge.training.batch_finder.model_size import describe_model
-from regauge.training.batch_finder.trial import SizeMeasurement
 from regauge.training.defaults import Rank0Decision, resolve_defaults
 from regauge.training.dry_run import plan_run
 from regauge.training.run_setup import NO_SUPERVISOR
@@ -89,7 +89,7 @@ def install_trial(
     def write_program(source: str) -> None:
         (folder / "dying_trial.py").write_text(source)
         monkeypatch.setenv("PYTHONPATH", str(folder))
-        monkeypatch.setattr(trial, "WORKER", "dying_trial")
+        monkeypatch.setattr(finder, "WORKER", "dying_trial")
 
     return write_program
 

@@ -22,7 +22,7 @@ from regauge.models.flops import FLOPS_FORMULA
 from regauge.system import hub
 from regauge.system.errors import DataError, SettingsError, find_refusal
 from regauge.training import dry_run, run, run_record
-from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.optimizer_defaults import resolve_optimizer
 
 MODEL = """\
 [model]

@@ -15,8 +15,8 @@ from regauge.models.architectures import HeadKind, build_model, find_blocks
 from regauge.models.flops import count_parameters, flops_per_token
 from regauge.models.init_weights import META
 from regauge.models.settings import Model
-from regauge.training.optimizers.moments import count_moments
 from regauge.training.settings import Optimizer
+from regauge.training.state_bytes import count_moments
 
 VOCABULARY, ROWS, LENGTH = 300, 3, 16
 QWEN = {

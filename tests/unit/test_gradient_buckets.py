@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regauge.training.strategies._buckets import FlatBucket, GradientBucket, PerParameterBucket
+from regauge.training.strategies._replica import FlatBucket, GradientBucket, PerParameterBucket
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -20,8 +20,7 @@ from regauge.training.checkpoint import saver
 from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
-from regauge.training.optimizer import LRSchedule
-from regauge.training.optimizer_step import optimizer_step
+from regauge.training.optimizer import LRSchedule, optimizer_step
 from regauge.training.run_setup import Run, set_up
 
 RATE = 0.05

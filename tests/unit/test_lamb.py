@@ -18,7 +18,7 @@ from distributed.runs import settings as run_settings
 from regauge.accelerators.cpu import Cpu
 from regauge.system import processes
 from regauge.training import optimizer as optimizers
-from regauge.training.optimizers.lamb import Lamb
+from regauge.training.lamb import Lamb
 from regauge.training.run import attempt
 from regauge.training.settings import Optimizer
 

@@ -18,8 +18,8 @@ from regauge.tasks.mlm import Mlm
 from regauge.training.batch_finder.memory import measure_module
 from regauge.training.batch_finder.model_size import ModelSize, _find_manifest, count_weights
 from regauge.training.optimizer import build_optimizer, prime_state, state_tensors
-from regauge.training.optimizers.moments import MOMENT_AXES, count_moments
 from regauge.training.settings import Optimizer, TrainSettings
+from regauge.training.state_bytes import MOMENT_AXES, count_moments
 
 VOCABULARY = {"model": {"config": {"vocab_size": 300}}}
 EAGER = {"model": {"attention": "eager"}}

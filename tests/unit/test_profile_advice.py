@@ -10,7 +10,7 @@ import pytest
 from distributed.runs import settings
 from regauge.accelerators import ChipPeak
 from regauge.training.profile.advice import ProfileReport
-from regauge.training.profile.breakdown import Breakdown, PartTime
+from regauge.training.profile.trace import Breakdown, PartTime
 
 KINDS = {
     "matmul": 0.5, "other": 0.3, "optimizer": 0.1, "communication": 0.0, "data": 0.0, "host": 0.1,

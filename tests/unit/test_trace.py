@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from regauge.training.profile.breakdown import build_breakdown
 from regauge.training.profile.trace import (
     GRADIENT_SUMS,
     LOSS,
@@ -14,6 +13,7 @@ from regauge.training.profile.trace import (
     OPTIMIZER,
     PART,
     STEP,
+    build_breakdown,
     count_matmul,
     read_trace,
 )

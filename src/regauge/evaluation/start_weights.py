@@ -10,7 +10,7 @@ from regauge.config import build, read_saved_run
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.tensors import move_module
 from regauge.system.errors import SettingsError
-from regauge.training.references.add_references import attach_references, compute_references
+from regauge.training.references import attach_references, compute_references
 from regauge.training.settings import TrainSettings
 from regauge.training.warm_start import use_copied_weights
 

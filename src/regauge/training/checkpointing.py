@@ -20,7 +20,7 @@ from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
 from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.guards import check_replicas
-from regauge.training.references.add_references import add_references
+from regauge.training.references import add_references
 from regauge.training.state import MOMENT_PREFIX, Improvement
 from regauge.training.task_schedule import data_fingerprint
 from regauge.training.warm_start import count_earlier_steps, find_checkpoint

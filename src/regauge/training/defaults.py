@@ -22,7 +22,7 @@ from regauge.system.files import write_json
 from regauge.system.json_files import find_json
 from regauge.system.log import logger
 from regauge.system.wording import format_count
-from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.optimizer_defaults import resolve_optimizer
 from regauge.training.run_record import PROBE
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from regauge.system.log import logger
 from regauge.system.wording import format_count
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import check_device, check_world_size, find_accelerator
-from regauge.training.optimizers.optimizer_defaults import describe_optimizer
+from regauge.training.optimizer_defaults import describe_optimizer
 from regauge.training.resolved_data import resolve_data
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from regauge.system.errors import SettingsError
 from regauge.training import run_record, task_schedule
-from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.optimizer_defaults import resolve_optimizer
 
 if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest
-    from regauge.training.optimizers.optimizer_defaults import OptimizerDefaults
+    from regauge.training.optimizer_defaults import OptimizerDefaults
     from regauge.training.settings import TrainSettings
 
 

@@ -24,7 +24,7 @@ from regauge.training.early_stopping import count_evaluation, find_stop_reason
 from regauge.training.generation import generate_samples
 from regauge.training.guards import check_replicas
 from regauge.training.metrics import write_ledger
-from regauge.training.optimizer_step import optimizer_step
+from regauge.training.optimizer import optimizer_step
 from regauge.training.run_record import TARGET_REACHED
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from regauge.system import jsonl, processes
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
 from regauge.training.defaults import count_local_processes
-from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.optimizer_defaults import resolve_optimizer
 from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from regauge.system import choices, processes
 from regauge.system.errors import describe_error
 from regauge.system.worker import receive_job
 from regauge.training.compile.warmup import build_empty_batches
-from regauge.training.optimizer_step import optimizer_step
+from regauge.training.optimizer import optimizer_step
 from regauge.training.run_setup import set_up
 from regauge.training.settings import TrainSettings
 

@@ -16,8 +16,7 @@ from regauge.models import architectures
 from regauge.models.multitask import set_active_task
 from regauge.system.errors import NoProgressError
 from regauge.system.log import logger
-from regauge.training.optimizer import prime_state
-from regauge.training.optimizer_step import optimizer_step
+from regauge.training.optimizer import optimizer_step, prime_state
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Batch

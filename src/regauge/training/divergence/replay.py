@@ -22,8 +22,8 @@ from regauge.training import task_schedule
 from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
 from regauge.training.divergence.capture import StepCapture
-from regauge.training.optimizer_step import optimizer_step
-from regauge.training.references.add_references import add_references
+from regauge.training.optimizer import optimizer_step
+from regauge.training.references import add_references
 from regauge.training.run_setup import set_up
 
 if TYPE_CHECKING:

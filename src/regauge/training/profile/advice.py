@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regauge.accelerators import ChipPeak
-    from regauge.training.profile.breakdown import Breakdown, PartTime
+    from regauge.training.profile.trace import Breakdown, PartTime
     from regauge.training.settings import TrainSettings
 
 PROFILE_MFU_FORMULA = "real tokens x FLOP per token / seconds / peak FLOP/s, of the profiled rank"

@@ -31,8 +31,7 @@ from regauge.system.processes import restore_environment
 from regauge.training.compile.decision import compiled_parts
 from regauge.training.metrics import count_tokens
 from regauge.training.profile.advice import ProfileReport
-from regauge.training.profile.breakdown import build_breakdown
-from regauge.training.profile.trace import MODULE, PART, STEP, read_trace
+from regauge.training.profile.trace import MODULE, PART, STEP, build_breakdown, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Batch
     from regauge.training.context import RunContext
-    from regauge.training.profile.breakdown import Breakdown
+    from regauge.training.profile.trace import Breakdown
     from regauge.training.state import TrainState
     from regauge.training.strategies import ShardedModel
 

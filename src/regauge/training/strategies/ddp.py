@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from regauge.training.strategies import (
-    MemoryEstimate,
     Placement,
     ShardedModel,
     Strategy,
 )
-from regauge.training.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
-
-    from regauge.models.weight_shapes import ParamSpec
 
 
 class Ddp(Strategy):
@@ -32,12 +26,6 @@ class Ddp(Strategy):
 
     bucket_mib: int = Field(default=25, ge=1)
     """Gradient bucket size per all-reduce."""
-
-    def estimate_memory(
-        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
-    ) -> MemoryEstimate:
-        del processes
-        return estimate_replica(weights, itemsize)
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
         from regauge.training.strategies._replica import ReplicatedModel

@@ -14,8 +14,6 @@ from regauge.training.strategies import (
     Strategy,
     Transfer,
     UpdateTraffic,
-)
-from regauge.training.strategies._limits import (
     estimate_shards,
     find_sharding_obstacle,
     list_shard_transfers,

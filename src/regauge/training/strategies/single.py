@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from regauge.training.strategies import (
-    MemoryEstimate,
     Placement,
     ShardedModel,
     Strategy,
     Transfer,
     UpdateTraffic,
 )
-from regauge.training.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
-    from regauge.models.weight_shapes import ParamSpec
     from regauge.system.processes import World
 
 ONE_BUCKET_MIB = 1 << 20
@@ -40,12 +35,6 @@ class Single(Strategy):
     def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
         del traffic
         return ()
-
-    def estimate_memory(
-        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
-    ) -> MemoryEstimate:
-        del processes
-        return estimate_replica(weights, itemsize)
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
         from regauge.training.strategies._replica import ReplicatedModel

@@ -20,8 +20,8 @@ from regauge.training.strategies import (
     Strategy,
     Transfer,
     UpdateTraffic,
+    estimate_replica,
 )
-from regauge.training.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,25 +11,58 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 
 from regauge.models.multitask import set_active_task
 from regauge.system import safetensors_io, stop_signals
 from regauge.system.log import logger
 from regauge.training.gradients import gather_by_slot
 from regauge.training.heldout import HeldoutSet
-from regauge.training.references.reference_file import (
-    REFERENCES,
-    WEIGHTS_KEY,
-    read_values,
-    share_values,
-)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
     from regauge.training.task_runtime import TaskRuntime
+
+
+REFERENCES = "references.safetensors"
+"""File in the run folder with all rows' values; NaN for a row that was not needed."""
+WEIGHTS_KEY = "weights_checksum"
+
+
+def share_values(stored: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Share process 0's values with all processes, [rows, columns] fp32.
+
+    Missing values, and values with another shape, are NaN.
+    """
+    values = torch.full(shape, torch.nan)
+    if stored is not None and stored.shape == shape:
+        values = stored
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        shared = values.to(device)
+        dist.broadcast(shared, src=0)
+        values = shared.cpu()
+    return values
+
+
+def read_values(path: Path, identity: dict[str, str]) -> dict[str, Tensor]:
+    """Read a file with this identity; empty if it is another, or damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            if file.metadata() == identity:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        reason = "belongs to other weights or rows"
+    except (OSError, SafetensorError) as error:
+        reason = f"cannot be read: {error}"
+    logger.warning("%s %s; its values are computed again", path, reason)
+    return {}
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def build_evaluation(run: PeerRun, module: TextModule) -> Callable[[], float]:
 
     def evaluate() -> float:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = heldout.compute_metrics(module)["loss"]
+            loss = heldout.evaluate(module)[0]["loss"]
         module.train()
         return loss
 

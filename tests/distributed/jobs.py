@@ -52,7 +52,7 @@ from regauge.training.dry_run import plan_run
 from regauge.training.gradients import GradientComputer
 from regauge.training.metrics import memory_by_content
 from regauge.training.run import attempt
-from regauge.training.run_setup import set_up
+from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import TrainSettings
 from regauge.training.state import TrainState
 
@@ -108,12 +108,9 @@ def _record_rows(run: TrainSettings) -> Iterator[list[Step]]:
     def build_named_batch(
         self: Any, rows: Any, plan: Any, draw: Any, config: Any
     ) -> dict[str, np.ndarray]:
-        names = {
-            "rows": plan.row_numbers,
-            "parts": plan.text_numbers,
-            "step": np.array([draw.step]),
-        }
-        return {**build_batch(self, rows, plan, draw, config), **names}
+        names = {"rows": plan.row_numbers, "parts": plan.text_numbers}
+        batch = build_batch(self, rows, plan, draw, config)
+        return {**batch, **names, "step": np.array([draw.step])}
 
     def record_rows(self: GradientComputer, batches: list[Any], *rest: Any) -> torch.Tensor:
         texts = [list(zip(b["rows"].tolist(), b["parts"].tolist(), strict=True)) for b in batches]
@@ -147,19 +144,31 @@ def hash_loaded_states(
     folder: str, data: str, task: str, changes: dict[str, Any], checkpoints: list[str]
 ) -> list[dict[str, str]]:
     """Load checkpoints one after the other into one run; return the hashes after each."""
-    world, was_initialized = processes.detect_world(), dist.is_initialized()
-    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
-    state = set_up(run, world).state
-    optimizers.prime_state(state.optimizer)
     hashes = []
-    for checkpoint in checkpoints:
-        document = load_checkpoint(Path(checkpoint), state.tensors())
-        count = document["optimizer_steps"]
-        optimizers.set_step_count(state.optimizer, state.model.masters(), count)
-        hashes.append(_hash_state(state))
+    with _leave_new_group():
+        state = _set_up(folder, data, task, changes)[1]
+        optimizers.prime_state(state.optimizer)
+        for checkpoint in checkpoints:
+            document = load_checkpoint(Path(checkpoint), state.tensors())
+            count = document["optimizer_steps"]
+            optimizers.set_step_count(state.optimizer, state.model.masters(), count)
+            hashes.append(_hash_state(state))
+    return hashes
+
+
+def _set_up(folder: str, data: str, task: str, changes: dict[str, Any]) -> Run:
+    world = processes.detect_world()
+    run = settings(Path(folder), Path(data), task, **changes)
+    return set_up(resolve_defaults(run, world), world)
+
+
+@contextmanager
+def _leave_new_group() -> Iterator[None]:
+    """Destroy a process group that was created in this block."""
+    was_initialized = dist.is_initialized()
+    yield
     if dist.is_initialized() and not was_initialized:
         dist.destroy_process_group()
-    return hashes
 
 
 def measure_set_up_memory(
@@ -171,23 +180,18 @@ def measure_set_up_memory(
     the system at once; by default the C library would keep some of it.
     """
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
-    world, was_initialized = processes.detect_world(), dist.is_initialized()
-    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
     before = _read_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak (VmHWM)
-    state = set_up(run, world).state
-    growth = _read_memory("VmHWM") - before
-    sizes = [value.numel() * 4 for value in state.model.module.parameters()]
-    if dist.is_initialized() and not was_initialized:
-        dist.destroy_process_group()
+    with _leave_new_group():
+        state = _set_up(folder, data, task, changes).state
+        growth = _read_memory("VmHWM") - before
+        sizes = [value.numel() * 4 for value in state.model.module.parameters()]
     return {"growth": growth, "all_weights": sum(sizes), "largest_weight": max(sizes)}
 
 
 def has_tied_shards(folder: str, data: str, task: str, changes: dict[str, Any]) -> bool:
     """Set up a run; return whether its head and its embeddings are one sharded weight."""
-    world = processes.detect_world()
-    run = resolve_defaults(settings(Path(folder), Path(data), task, **changes), world)
-    module: Any = set_up(run, world).state.model.module
+    module: Any = _set_up(folder, data, task, changes).state.model.module
     inner = module.model
     embeddings = inner.get_input_embeddings().weight
     is_tied = inner.get_output_embeddings().weight is embeddings
@@ -198,13 +202,12 @@ def measure_memory(
     folder: str, data: str, task: str, changes: dict[str, Any]
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Set up a run; return the memory of this process by part, and the plan of a dry run."""
-    world = processes.detect_world()
-    run = settings(Path(folder), Path(data), task, **changes)
-    context, state = set_up(resolve_defaults(run, world), world)
+    context, state = _set_up(folder, data, task, changes)
     optimizers.prime_state(state.optimizer)
     memory = memory_by_content(context, state)
     memory.pop("peak", None)
-    tables = merge(dump(run), {"execution": {"processes": world.size}})
+    run = settings(Path(folder), Path(data), task, **changes)
+    tables = merge(dump(run), {"execution": {"processes": context.world.size}})
     return memory, describe_model(build(TrainSettings, tables))
 
 
@@ -257,11 +260,8 @@ def count_graphs(folder: str, data: str, changes: dict[str, Any], odd_step: int)
     run = settings(Path(folder), Path(data), "contrastive", **changes)
     counts: list[int] = []
     shapes: set[tuple[int, ...]] = set()
-    load_batches, check_step, accumulate = (
-        BatchLoader.load_batches,
-        RecompileMonitor.check_step,
-        GradientComputer.accumulate_gradients,
-    )
+    load_batches, check_step = BatchLoader.load_batches, RecompileMonitor.check_step
+    accumulate = GradientComputer.accumulate_gradients
 
     def load_odd_batches(self: BatchLoader, numbers: Any, *, epoch: int, step: int) -> Any:
         declared = self._bucket_lengths
@@ -389,6 +389,17 @@ def lines(folder: Path) -> Lines:
 def losses(rows: Lines) -> list[float]:
     """Return the training losses of lines of metrics, in the order of steps."""
     return [row["train/loss"] for row in rows if "train/loss" in row]
+
+
+def max_difference(expected: Path, folder: Path) -> float:
+    """Return the largest relative difference of the training losses of two runs."""
+    pairs = zip(losses(lines(expected)), losses(lines(folder)), strict=True)
+    return max(abs(a - b) / a for a, b in pairs)
+
+
+def read_checksum(folder: Path) -> str:
+    """Return the checksum of the initial weights of a run."""
+    return str(json.loads((folder / "run.json").read_text())["run"]["weights_checksum"])
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

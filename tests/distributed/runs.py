@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regauge.config import build, merge, parse_choice
+from regauge.evaluation.settings import EvaluateSettings
 from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -242,6 +243,22 @@ def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> 
     return build(TrainSettings, tables)
 
 
+def evaluation(
+    folder: Path, data: Path, task: str, models: dict[str, Path], /, **changes: Any
+) -> EvaluateSettings:
+    """Return the settings of an offline evaluation, merged with `changes`."""
+    tables: dict[str, Any] = {
+        "output": {"folder": str(folder)},
+        "data": {"path": str(data)},
+        "task": TASKS[task]["task"],
+        "models": {name: str(path) for name, path in models.items()},
+        "evaluate": {"untrained": False, "baselines": False},
+        "accelerator": ACCELERATOR,
+        "execution": {"precision": "fp32", "threads": 1},
+    }
+    return build(EvaluateSettings, merge(tables, changes))
+
+
 @dataclass
 class Runs:
     """Runs by size, task and changes; each is trained once, in a separate folder."""
@@ -259,20 +276,21 @@ class Runs:
 
     def job(self, job: str, size: int, folder: Path, task: str, changes: dict[str, Any]) -> Any:
         """Run a job on every process of a world; return the results in the order of ranks."""
-        task_table = TASKS[task]["task"]
-        layout = (
-            "fields"
-            if isinstance(task_table, tuple)
-            else parse_choice("tasks", task_table).row_layout()
-        )
-        data = self.data[DATA.get(layout, layout)]
-        return self.world(size).run(job, str(folder), str(data), task, changes)
+        return self.world(size).run(job, str(folder), str(self.find_data(task)), task, changes)
 
-    def train_once(self, size: int, task: str, **changes: Any) -> Path:
+    def find_data(self, task: str) -> Path:
+        """Return the dataset of a task."""
+        table = TASKS[task]["task"]
+        layout = "fields"
+        if not isinstance(table, tuple):
+            layout = parse_choice("tasks", table).row_layout()
+        return self.data[DATA.get(layout, layout)]
+
+    def train_once(self, size: int, task: str, *, job: str = "train", **changes: Any) -> Path:
         """Return the folder of a finished run."""
-        key = json.dumps([size, task, changes], sort_keys=True)
+        key = json.dumps([job, size, task, changes], sort_keys=True)
         if key not in self.done:
             folder = self.folder(f"{size}-{task}")
-            self.job("train", size, folder, task, changes)
+            self.job(job, size, folder, task, changes)
             self.done[key] = folder
         return self.done[key]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from distributed.jobs import lines, losses
+from distributed.jobs import lines, losses, max_difference
 from distributed.runs import ACCELERATOR, FULL, STRATEGIES, TASKS, Runs, cases, strategy_table
 
+CheckLosses = Callable[..., None]
 STEPS = 20
 LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 12}}}
 QUICK: dict[str, Any] = {"output": {"checkpoint": {"every_steps": 1000}}}
@@ -54,34 +55,36 @@ QUICKEST = [("mlm", *case) for case in FIRST]
 QUICKEST += [(task, *some[0]) for task, some in SOME.items() if task not in LATER]
 
 
-def relative_error(
-    runs: Runs, size: int, task: str, changes: dict[str, Any], base: dict[str, Any]
-) -> float:
-    """Return the largest relative difference from the run of one process, step by step."""
-    expected = losses(lines(runs.train_once(1, task, **base)))
-    run_losses = losses(lines(runs.train_once(size, task, **changes)))
-    assert len(expected) == len(run_losses) == base["stop"]["steps"]
-    assert min(expected) > 0.1, "a loss near 0 has no relative precision"
-    half = len(expected) // 2
-    assert sum(expected[half:]) < sum(expected[:half]), "nothing was learnt, so nothing is compared"
-    return max(abs(a - b) / a for a, b in zip(expected, run_losses, strict=True))
+@pytest.fixture
+def check_losses(runs: Runs, figure: Callable[[str, float], None]) -> CheckLosses:
+    """Return a function that compares a run with the run of one process, step by step."""
+
+    def check(
+        name: str, size: int, task: str, changes: dict[str, Any], base: dict[str, Any] = LONG
+    ) -> None:
+        alone = runs.train_once(1, task, **base)
+        expected = losses(lines(alone))
+        assert len(expected) == base["stop"]["steps"]
+        assert min(expected) > 0.1, "a loss near 0 has no relative precision"
+        half = len(expected) // 2
+        assert sum(expected[half:]) < sum(expected[:half]), "nothing was learnt or compared"
+        difference = max_difference(alone, runs.train_once(size, task, **{**base, **changes}))
+        figure(name, difference)
+        assert difference < TOLERANCE
+
+    return check
 
 
 @pytest.mark.parametrize(("task", "size", "strategy"), cases(CASES, QUICKEST))
 def test_every_strategy_and_size_gives_the_same_losses(
-    runs: Runs,
+    check_losses: CheckLosses,
     size: int,
     strategy: str,
     task: str,
-    figure: Callable[[str, float], None],
     supports: Callable[[str, str, str], None],
 ) -> None:
     """4 microbatches on 3 processes: 2, 1 and 1 per process."""
-    difference = relative_error(
-        runs, size, task, {"strategy": strategy_table(strategy), **LONG}, LONG
-    )
-    figure(f"equality {task}", difference)
-    assert difference < TOLERANCE
+    check_losses(f"equality {task}", size, task, {"strategy": strategy_table(strategy)})
     if task != "several":
         supports(ACCELERATOR, strategy_table(strategy)["kind"], TASKS[task]["task"]["kind"])
 
@@ -89,13 +92,9 @@ def test_every_strategy_and_size_gives_the_same_losses(
 @pytest.mark.parametrize(
     "strategy", ["zero1", *(pytest.param(s, marks=FULL) for s in ("ddp", "fsdp"))]
 )
-def test_five_microbatches_on_two_processes(
-    runs: Runs, strategy: str, figure: Callable[[str, float], None]
-) -> None:
+def test_five_microbatches_on_two_processes(check_losses: CheckLosses, strategy: str) -> None:
     base = {"batch": {"rows": 10}, "stop": {"steps": STEPS}, **QUICK}
-    difference = relative_error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
-    figure("equality 5 microbatches on 2", difference)
-    assert difference < TOLERANCE
+    check_losses("equality 5 microbatches on 2", 2, "mlm", {"strategy": strategy}, base)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +112,10 @@ def test_five_microbatches_on_two_processes(
     ),
 )
 def test_losses_do_not_depend_on_the_microbatch_size(
-    runs: Runs, size: int, rows: int, task: str, figure: Callable[[str, float], None]
+    check_losses: CheckLosses, size: int, rows: int, task: str
 ) -> None:
-    changes = {**LONG, **QUICK, "batch": {"microbatch_rows": rows}}
-    difference = relative_error(runs, size, task, changes, LONG)
-    figure("equality of microbatches", difference)
-    assert difference < TOLERANCE
+    changes = {**QUICK, "batch": {"microbatch_rows": rows}}
+    check_losses("equality of microbatches", size, task, changes)
 
 
 @pytest.mark.parametrize(
@@ -135,47 +132,28 @@ def test_losses_do_not_depend_on_the_microbatch_size(
     ),
 )
 def test_activation_checkpointing_changes_no_loss(
-    runs: Runs, size: int, task: str, amount: str, figure: Callable[[str, float], None]
+    check_losses: CheckLosses, size: int, task: str, amount: str
 ) -> None:
     execution = {"execution": {"activation_checkpointing": amount}}
-    strategy = {"strategy": "single" if size == 1 else "fsdp"}
-    difference = relative_error(runs, size, task, {**LONG, **QUICK, **execution, **strategy}, LONG)
-    figure("equality of activation checkpointing", difference)
-    assert difference < TOLERANCE
+    changes = {**QUICK, **execution, "strategy": "single" if size == 1 else "fsdp"}
+    check_losses("equality of activation checkpointing", size, task, changes)
 
 
 @pytest.mark.parametrize(
-    ("kind", "rate", "strategy"),
+    ("kind", "rate", "size", "strategy"),
     cases(
         [
-            (kind, rate, strategy)
-            for kind, rate in (("sgd", 0.1), ("adafactor", 0.01))
-            for strategy in ("ddp", "zero1")
+            *(("sgd", 0.1, 2, strategy) for strategy in ("ddp", "zero1")),
+            *(("adafactor", 0.01, 2, strategy) for strategy in ("ddp", "zero1")),
+            *(("lamb", 0.01, 2, strategy) for strategy in ("ddp", "zero1", "fsdp")),
+            *(("lamb", 0.01, *case) for case in ((1, "fsdp"), (3, "fsdp"), (4, "hsdp"))),
         ],
-        [("adafactor", 0.01, "zero1")],
+        [("adafactor", 0.01, 2, "zero1"), ("lamb", 0.01, 2, "fsdp")],
     ),
 )
 def test_other_optimizers(
-    runs: Runs, kind: str, rate: float, strategy: str, figure: Callable[[str, float], None]
+    check_losses: CheckLosses, kind: str, rate: float, size: int, strategy: str
 ) -> None:
+    """LAMB with the norm of a shard would change the updates from the first step on."""
     base = {**LONG, **QUICK, "optimizer": {"kind": kind, "learning_rate": rate}}
-    difference = relative_error(runs, 2, "mlm", {"strategy": strategy, **base}, base)
-    figure(f"equality {kind}", difference)
-    assert difference < TOLERANCE
-
-
-@pytest.mark.parametrize(
-    ("size", "strategy"),
-    cases(
-        [(1, "fsdp"), (2, "ddp"), (2, "zero1"), (2, "fsdp"), (3, "fsdp"), (4, "hsdp")],
-        [(2, "fsdp")],
-    ),
-)
-def test_lamb_uses_norms_of_unsharded_weights(
-    runs: Runs, size: int, strategy: str, figure: Callable[[str, float], None]
-) -> None:
-    """The norm of a shard alone would change the updates from the first step on."""
-    base = {**LONG, **QUICK, "optimizer": {"kind": "lamb", "learning_rate": 0.01}}
-    difference = relative_error(runs, size, "mlm", {"strategy": strategy, **base}, base)
-    figure("equality lamb", difference)
-    assert difference < TOLERANCE
+    check_losses(f"equality {kind}", size, "mlm", {"strategy": strategy}, base)

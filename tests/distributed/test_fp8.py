@@ -17,7 +17,7 @@ from torch import nn
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, cases, settings, strategy_table
 from distributed.test_equality import LONG
-from distributed.test_resume import assert_same, interrupt_run
+from distributed.test_resume import check_resume
 from regauge.accelerators.cpu import Cpu
 from regauge.accelerators.cuda import Cuda
 from regauge.config import dump, merge
@@ -31,18 +31,10 @@ needs_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None,
     reason="torchao is not installed: fp8 is not proved here; `make test-next` has it",
 )
+BF16 = merge(LONG, {"execution": {"precision": "bf16"}})
+FP8: dict[str, Any] = {**LONG, "job": "train_in_fp8"}
 TOLERANCE = 5e-3
 """The factors of products have 4 bits, and a loss is a mean of many values."""
-
-
-def train_in_fp8(runs: Runs, size: int, task: str, **changes: Any) -> Path:
-    """Return the folder of a finished run in fp8, which is trained once."""
-    key = json.dumps(["fp8", size, task, changes], sort_keys=True)
-    if key not in runs.done:
-        folder = runs.folder(f"fp8-{size}-{task}")
-        runs.job("train_in_fp8", size, folder, task, changes)
-        runs.done[key] = folder
-    return runs.done[key]
 
 
 def tensor_specs(folder: Path, step: int) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -73,12 +65,11 @@ def tensor_specs(folder: Path, step: int) -> dict[str, tuple[str, tuple[int, ...
 def test_a_model_trains_in_fp8_with_every_strategy(
     runs: Runs, size: int, strategy: str, task: str
 ) -> None:
-    alone = losses(lines(train_in_fp8(runs, 1, task, **LONG)))
-    folder = train_in_fp8(runs, size, task, strategy=strategy_table(strategy), **LONG)
+    alone = losses(lines(runs.train_once(1, task, **FP8)))
+    folder = runs.train_once(size, task, strategy=strategy_table(strategy), **FP8)
     run_losses = losses(lines(folder))
     assert run_losses == pytest.approx(alone, rel=TOLERANCE)
-    bf16 = {"execution": {"precision": "bf16"}}
-    expected = losses(lines(runs.train_once(1, task, **merge(LONG, bf16))))
+    expected = losses(lines(runs.train_once(1, task, **BF16)))
     assert run_losses == pytest.approx(expected, rel=TOLERANCE)
     assert run_losses != expected, "this is bf16"
     assert run_losses[-1] < run_losses[0]
@@ -86,20 +77,15 @@ def test_a_model_trains_in_fp8_with_every_strategy(
 
 @needs_torchao
 def test_a_checkpoint_has_the_tensors_of_a_bf16_run(runs: Runs) -> None:
-    bf16 = {"execution": {"precision": "bf16"}}
-    expected = tensor_specs(runs.train_once(1, "llama", **merge(LONG, bf16)), 20)
-    assert tensor_specs(train_in_fp8(runs, 1, "llama", **LONG), 20) == expected
+    expected = tensor_specs(runs.train_once(1, "llama", **BF16), 20)
+    assert tensor_specs(runs.train_once(1, "llama", **FP8), 20) == expected
     assert {dtype for dtype, _ in expected.values()} == {"F32"}
 
 
 @needs_torchao
 @pytest.mark.parametrize(("size", "strategy"), [(1, "single"), (2, "fsdp")])
 def test_a_resume_in_fp8_is_exact(runs: Runs, size: int, strategy: str) -> None:
-    changes = {"strategy": strategy_table(strategy), **LONG}
-    whole = train_in_fp8(runs, size, "llama", **changes)
-    resumed = interrupt_run(runs, whole)
-    runs.job("train_in_fp8", size, resumed, "llama", changes)
-    assert_same(whole, resumed)
+    whole, _ = check_resume(runs, size, "llama", strategy=strategy_table(strategy), **FP8)
     assert json.loads((whole / "run.json").read_text())["execution"]["precision"] == "fp8"
 
 

@@ -12,11 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from distributed import datasets
 from distributed.jobs import lines, losses, weights
-from distributed.runs import ACCELERATOR, FULL, Runs, cases, settings, strategy_table
-from regauge.config import build
+from distributed.runs import FULL, Runs, cases, evaluation, settings, strategy_table
 from regauge.data.dataset import Dataset
 from regauge.evaluation.offline import evaluate_models
-from regauge.evaluation.settings import EvaluateSettings
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
 
@@ -57,10 +55,8 @@ def test_samples_do_not_depend_on_the_world(
     alone = read_samples(runs.train_once(1, task, **WRITING))
     assert [line["step"] for line in alone] == [0] * PROMPTS + [10] * PROMPTS + [20] * PROMPTS
     assert alone[0]["completion"] != alone[-PROMPTS]["completion"], "nothing was learnt"
-    assert (
-        read_samples(runs.train_once(size, task, strategy=strategy_table(strategy), **WRITING))
-        == alone
-    )
+    folder = runs.train_once(size, task, strategy=strategy_table(strategy), **WRITING)
+    assert read_samples(folder) == alone
 
 
 @pytest.mark.full
@@ -70,10 +66,7 @@ def test_samples_do_not_depend_on_the_world(
 )
 def test_drawn_samples_do_not_depend_on_the_world(runs: Runs, size: int, strategy: str) -> None:
     drawn = {"temperature": 1.0, "top_k": 50, "top_p": 0.95, "seed": 7}
-    options = {
-        **WRITING,
-        "evaluation": {"every_steps": 10, "samples": {**SAMPLES, **drawn}},
-    }
+    options = {**WRITING, "evaluation": {"every_steps": 10, "samples": {**SAMPLES, **drawn}}}
     alone = read_samples(runs.train_once(1, "clm", **options))
     assert len({line["completion"] for line in alone}) > PROMPTS
     table = strategy_table(strategy)
@@ -88,10 +81,8 @@ def test_a_stop_text_ends_a_completion(runs: Runs) -> None:
     greedy = list(read_samples(runs.train_once(1, "clm", **WRITING)))
     line = next(line for line in greedy if len(line["completion"].split()) == MOST)
     stop = line["completion"].split()[2]
-    options = {
-        **WRITING,
-        "evaluation": {"every_steps": 10, "samples": {**SAMPLES, "stop": (stop,)}},
-    }
+    samples = {**SAMPLES, "stop": (stop,)}
+    options = {**WRITING, "evaluation": {"every_steps": 10, "samples": samples}}
     stopped = read_samples(runs.train_once(1, "clm", **options))
     for before, after in zip(greedy, stopped, strict=True):
         start = before["completion"].find(stop)
@@ -110,12 +101,9 @@ def test_completions_equal_greedy_generation_of_transformers(runs: Runs, task: s
         prompt = torch.tensor([encode(line["prompt"])])
         room = min(MOST, datasets.LENGTH - prompt.shape[1])
         with torch.no_grad():
-            expected = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                do_sample=False,
-                max_new_tokens=room,
-            )[0, prompt.shape[1] :].tolist()
+            options = {"do_sample": False, "max_new_tokens": room}
+            output = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+            expected = output[0, prompt.shape[1] :].tolist()
         ended = expected[-1] == datasets.FACTS.sep_token_id
         assert line["is_complete"] == ended
         assert encode(line["completion"]) == expected[: len(expected) - ended]
@@ -210,17 +198,10 @@ def test_samples_of_a_non_generative_task_are_refused(runs: Runs, tmp_path: Path
 
 def test_saved_models_generate_the_same_completions(runs: Runs, tmp_path: Path) -> None:
     folder = runs.train_once(1, "sft", **WRITING)
-    document = {
-        "output": {"folder": str(tmp_path / "table")},
-        "data": {"path": str(runs.data["chat"])},
-        "task": "sft",
-        "accelerator": ACCELERATOR,
-        "execution": {"precision": "fp32", "threads": 1},
-        "evaluation": {"microbatch_rows": 2, "samples": SAMPLES},
-        "models": {"mine": str(folder)},
-    }
+    options = {"evaluation": {"microbatch_rows": 2, "samples": SAMPLES}}
+    table = evaluation(tmp_path / "table", runs.data["chat"], "sft", {"mine": folder}, **options)
     for _ in range(2):  # a second measurement replaces the first
-        evaluate_models(build(EvaluateSettings, document), World())
+        evaluate_models(table, World())
     last = [line for line in read_samples(folder) if line["step"] == 20]
     for line in last:
         del line["attempt"], line["step"]

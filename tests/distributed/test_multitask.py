@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from distributed.jobs import lines
-from distributed.runs import ACCELERATOR, TASKS, Runs, settings
+from distributed.runs import TASKS, Runs, evaluation, settings
 from regauge import config
 from regauge.commands import compare
 from regauge.config import build
@@ -21,7 +21,6 @@ from regauge.evaluation.compare.compare import compare_runs
 from regauge.evaluation.compare.settings import Comparison
 from regauge.evaluation.offline import evaluate_models
 from regauge.evaluation.report.page import build_report
-from regauge.evaluation.settings import EvaluateSettings
 from regauge.models.multitask import modules_by_task
 from regauge.run_folders.run_folder import read_run_folder
 from regauge.system.errors import DataError, SettingsError
@@ -38,6 +37,14 @@ STEPS: dict[str, Any] = {"stop": {"steps": 12}, "evaluation": {"every_steps": 4}
 NAMES = ("search", "words", "topics")
 
 
+def open_run(run_settings: TrainSettings) -> Run:
+    return set_up(resolve_defaults(run_settings, World()), World())
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    return [dict(table) for table in TASKS["several"]["task"]]
+
+
 @pytest.fixture(scope="module")
 def run(runs: Runs) -> Path:
     return runs.train_once(1, "several", **STEPS)
@@ -46,8 +53,7 @@ def run(runs: Runs) -> Path:
 @pytest.fixture(scope="module")
 def prepared_run(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("opened") / "run"
-    run_settings = settings(folder, runs.data["pairs"], "several")
-    return set_up(resolve_defaults(run_settings, World()), World())
+    return open_run(settings(folder, runs.data["pairs"], "several"))
 
 
 def test_every_task_is_evaluated_and_learns(run: Path) -> None:
@@ -92,9 +98,8 @@ def test_a_step_has_gradients_for_the_encoder_and_one_head(prepared_run: Run) ->
             {name: torch.from_numpy(value).to(device) for name, value in batch.items()}
             for batch in arrays
         ]
-        assert prepared_run.context.task_schedule.task_at(
-            step
-        ).task == prepared_run.context.tasks.index(objective)
+        scheduled = prepared_run.context.task_schedule.task_at(step).task
+        assert scheduled == prepared_run.context.tasks.index(objective)
         objective.gradients.accumulate_gradients(batches, torch.ones((), device=device))
         moved = {name for name, value in named.items() if value.grad.abs().sum() > 0}
         shared = "tasks.search.model.encoder.layer.0.intermediate.dense.weight"
@@ -110,13 +115,10 @@ def test_the_row_order_of_a_task_does_not_depend_on_other_tasks(
     run_settings = settings(
         prepared_run.context.folder / "alone", runs.data["packed"], "mlm", batch={"rows": 4}
     )
-    alone = set_up(resolve_defaults(run_settings, World()), World()).context.tasks[0]
+    alone = open_run(run_settings).context.tasks[0]
     words = prepared_run.context.tasks[1]
-    assert [
-        turn.step
-        for turn in map(prepared_run.context.task_schedule.task_at, range(12))
-        if turn.task == 1
-    ] == [0, 1, 2]
+    turns = map(prepared_run.context.task_schedule.task_at, range(12))
+    assert [turn.step for turn in turns if turn.task == 1] == [0, 1, 2]
     for step in range(25):
         assert words.order.batch(step).tolist() == alone.order.batch(step).tolist()
 
@@ -133,17 +135,11 @@ def test_every_task_writes_a_model_that_transformers_loads(run: Path) -> None:
 
 
 def test_offline_evaluation_of_one_task_equals_the_run(run: Path, runs: Runs) -> None:
-    table = {"output": {"folder": str(run.parent / f"{run.name}-measured")}, "seed": 7}
-    run_settings = {
-        **table,
-        "data": {"path": str(runs.data["pairs"])},
-        "task": {"kind": "classify", "text_fields": ("query",), "classes": 3},
-        "models": {"topics": str(run / "tasks" / "topics")},
-        "evaluate": {"task_settings": "run", "untrained": False},
-        "accelerator": ACCELERATOR,
-        "execution": {"precision": "fp32", "threads": 1},
-    }
-    (row,) = evaluate_models(build(EvaluateSettings, run_settings), World())["rows"]
+    folder, models = run.parent / f"{run.name}-measured", {"topics": run / "tasks" / "topics"}
+    changes = {"seed": 7, "task": {"text_fields": ("query",)}}
+    changes["evaluate"] = {"task_settings": "run"}
+    table = evaluation(folder, runs.data["pairs"], "classify", models, **changes)
+    (row,) = evaluate_models(table, World())["rows"]
     last = [line for line in lines(run) if "heldout.topics/loss" in line][-1]
     assert row["loss"] == pytest.approx(last["heldout.topics/loss"], rel=1e-6)
     assert row["accuracy"] == last["heldout.topics/accuracy"]
@@ -151,7 +147,7 @@ def test_offline_evaluation_of_one_task_equals_the_run(run: Path, runs: Runs) ->
 
 def test_a_run_is_resumed_only_with_the_same_tasks(run: Path, runs: Runs) -> None:
     def start_again(**changes: Any) -> None:
-        tasks = [dict(table) for table in TASKS["several"]["task"]]
+        tasks = list_tasks()
         tasks[1] |= changes
         run_settings = settings(run, runs.data["pairs"], "several", task=tuple(tasks), **STEPS)
         dry_run.check_run(run_settings)
@@ -166,11 +162,8 @@ def test_a_run_is_resumed_only_with_the_same_tasks(run: Path, runs: Runs) -> Non
 
 def test_a_dry_run_describes_every_task(runs: Runs, tmp_path: Path) -> None:
     plan = dry_run.plan_run(settings(tmp_path / "run", runs.data["pairs"], "several", **STEPS))
-    assert (plan["search_task"], plan["search_weight"], plan["words_task"]) == (
-        "contrastive",
-        2,
-        "mlm",
-    )
+    tasks = (plan["search_task"], plan["search_weight"], plan["words_task"])
+    assert tasks == ("contrastive", 2, "mlm")
     assert plan["steps"] == 12
     assert plan["steps_per_epoch"] == 10, "5 batches of the first task, which has every second"
     assert plan["words_global_batch_rows"] == 4
@@ -183,7 +176,7 @@ def test_a_single_task_entry_equals_a_task_table(runs: Runs, tmp_path: Path) -> 
     assert (aim.name, aim.batch.rows) == ("", 4)
     assert dry_run.plan_run(run_settings)["task"] == "classify"
     assert describe_model(run_settings)["parameters"] > 0
-    prepared_run = set_up(resolve_defaults(run_settings, World()), World())
+    prepared_run = open_run(run_settings)
     assert list(prepared_run.context.heldout) == ["heldout"]
     write_models(*prepared_run, 0)
     assert (tmp_path / "run" / "model" / "config.json").is_file()
@@ -192,20 +185,20 @@ def test_a_single_task_entry_equals_a_task_table(runs: Runs, tmp_path: Path) -> 
 
 def test_every_task_may_have_a_separate_dataset(runs: Runs, tmp_path: Path) -> None:
     """The tokenizer comes from the dataset of the first task."""
-    tasks = [dict(table) for table in TASKS["several"]["task"]]
+    tasks = list_tasks()
     for table in (tasks[0], tasks[2]):
         table["data"] = {"path": str(runs.data["pairs"])}
     nowhere = runs.data["pairs"].parent / "nowhere"
     run_settings = settings(tmp_path / "run", nowhere, "several", task=tuple(tasks), **STEPS)
     assert dry_run.find_count_obstacle(run_settings) is None
-    prepared_run = set_up(resolve_defaults(run_settings, World()), World())
+    prepared_run = open_run(run_settings)
     write_models(*prepared_run, 0)
     for folder in ("model", "tasks/words/model"):
         assert (tmp_path / "run" / folder / "tokenizer.json").is_file()
 
 
 def test_the_mixture_of_a_task_is_checked(runs: Runs, tmp_path: Path) -> None:
-    tasks = [dict(table) for table in TASKS["several"]["task"]]
+    tasks = list_tasks()
     mix = [{"path": "a", "fraction": 0.6}, {"path": "b", "fraction": 0.6}]
     tasks[1]["data"] = {"path": "packed", "mix": mix}
     with pytest.raises(SettingsError, match="words"):
@@ -218,7 +211,7 @@ def test_datasets_with_different_tokenizers_are_refused(runs: Runs, tmp_path: Pa
     manifest = json.loads((runs.data["packed"] / "manifest.json").read_text())
     manifest["tokenizer"]["vocab_size"] += 1
     (other / "manifest.json").write_text(json.dumps(manifest))
-    tasks = [dict(table) for table in TASKS["several"]["task"]]
+    tasks = list_tasks()
     tasks[1]["data"] = {"path": str(other)}
     run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", task=tuple(tasks))
     with pytest.raises(DataError, match="have different tokenizers"):
@@ -230,14 +223,14 @@ def test_a_task_without_texts_shares_no_encoder(runs: Runs, tmp_path: Path) -> N
     tasks = (TASKS["several"]["task"][0], {**features, "query": (), "document": ()})
     run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", task=tasks)
     with pytest.raises(SettingsError, match="tasks 'search' and 'rank' train different layers"):
-        set_up(resolve_defaults(run_settings, World()), World())
+        open_run(run_settings)
 
 
 def test_a_multitask_run_starts_from_the_model_of_one_task(runs: Runs, tmp_path: Path) -> None:
     first = runs.train_once(1, "classify", stop={"steps": 4})
     model = {"path": str(first), "dropout": 0.1}
     run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", model=model)
-    prepared_run = set_up(resolve_defaults(run_settings, World()), World())
+    prepared_run = open_run(run_settings)
     saved = load_file(first / "model" / "model.safetensors")
     search, _, topics = modules_by_task(prepared_run.state.model.module).values()
     for name, value in search.model.named_parameters():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import pytest
 
 from distributed.jobs import lines
-from distributed.runs import ACCELERATOR, DATA, TASKS, Runs
+from distributed.runs import TASKS, Runs, evaluation
 from regauge.commands import evaluate
-from regauge.config import build, parse_choice
 from regauge.evaluation.offline import evaluate_models
-from regauge.evaluation.settings import EvaluateSettings
 from regauge.models import sentence_transformers
 from regauge.models.sentence_transformers import DenseLayer, Pooling, SentenceEncoder, Tokenization
 from regauge.system.errors import SettingsError
@@ -27,18 +24,9 @@ SHORT: dict[str, Any] = {"stop": {"steps": 4}}
 @pytest.mark.parametrize("task", [name for name in TASKS if name != "several"])
 def test_offline_metrics_equal_the_metrics_of_the_run(runs: Runs, task: str) -> None:
     run = runs.train_once(1, task, **SHORT)
-    layout = parse_choice("tasks", TASKS[task]["task"]).row_layout()
-    tables = {
-        "output": {"folder": str(run.with_name(f"{run.name}-measured"))},
-        "seed": 7,
-        "data": {"path": str(runs.data[DATA.get(layout, layout)])},
-        "task": TASKS[task]["task"],
-        "models": {"it": str(run)},
-        "evaluate": {"untrained": False, "baselines": False},
-        "accelerator": ACCELERATOR,
-        "execution": {"precision": "fp32", "threads": 1},
-    }
-    (row,) = evaluate_models(build(EvaluateSettings, tables), World())["rows"]
+    folder = run.with_name(f"{run.name}-measured")
+    table = evaluation(folder, runs.find_data(task), task, {"it": run}, seed=7)
+    (row,) = evaluate_models(table, World())["rows"]
     last = [line for line in lines(run) if "heldout/loss" in line][-1]
     run_metrics = {name.removeprefix("heldout/"): last[name] for name in last if "heldout/" in name}
     assert row.keys() - {"name"} == run_metrics.keys()
@@ -69,15 +57,11 @@ def test_each_model_of_a_run_with_several_tasks_is_evaluated(runs: Runs, tmp_pat
 
 def test_class_reports_equal_those_of_the_run(runs: Runs, tmp_path: Path) -> None:
     run = runs.train_once(1, "balanced", **SHORT)
-    tables = {
-        "output": {"folder": str(tmp_path / "measured")},
-        "data": {"path": str(runs.data["pairs"])},
-        "task": TASKS["balanced"]["task"],
-        "models": {"it": str(run)},
-        "accelerator": ACCELERATOR,
-        "execution": {"precision": "fp32", "threads": 1},
-    }
-    answer = evaluate_models(build(EvaluateSettings, tables), World())
+    options = {"evaluate": {"untrained": True, "baselines": True}}
+    table = evaluation(
+        tmp_path / "measured", runs.data["pairs"], "balanced", {"it": run}, **options
+    )
+    answer = evaluate_models(table, World())
     of_run = json.loads((run / "classes.json").read_text())
     assert of_run["step"] == SHORT["stop"]["steps"]
     assert answer["classes"] == {"it": of_run["classes"]["heldout"]}
@@ -93,9 +77,8 @@ def test_class_reports_equal_those_of_the_run(runs: Runs, tmp_path: Path) -> Non
 
 
 def test_ignored_layers_of_a_sentence_encoder_are_logged(
-    runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
     run = runs.train_once(1, "contrastive", **SHORT)
     dense = DenseLayer(in_features=32, out_features=4, folder="2_Dense")
     encoder = SentenceEncoder(
@@ -103,38 +86,25 @@ def test_ignored_layers_of_a_sentence_encoder_are_logged(
     )
     shutil.copytree(run / "model", tmp_path / "other")
     sentence_transformers.write_description(tmp_path / "other", encoder, dense.in_features)
-    tables = {
-        "output": {"folder": str(tmp_path / "measured")},
-        "data": {"path": str(runs.data["pairs"])},
-        "task": TASKS["contrastive"]["task"],
-        "evaluate": {"task_settings": "given", "untrained": False, "baselines": False},
-        "accelerator": ACCELERATOR,
-        "execution": {"precision": "fp32", "threads": 1},
-    }
+    target, data = tmp_path / "measured", runs.data["pairs"]
+    given = {"evaluate": {"task_settings": "given"}}
     for folder, count in ((run / "model", 0), (tmp_path / "other", 1)):
-        evaluate_models(build(EvaluateSettings, {**tables, "models": {"it": str(folder)}}), World())
-        warnings = [
-            message
-            for message in caplog.messages
-            if "the dense layers after the pooling are not trained" in message
-        ]
-        assert len(warnings) == count
+        table = evaluation(target, data, "contrastive", {"it": folder}, **given)
+        evaluate_models(table, World())
+        warning = "the dense layers after the pooling are not trained"
+        assert sum(warning in message for message in caplog.messages) == count
 
 
 def test_a_moved_run_is_evaluated_with_its_recorded_fields(runs: Runs, tmp_path: Path) -> None:
     run = tmp_path / "tasks" / "one"
     shutil.copytree(runs.train_once(1, "classify", **SHORT), run)
-    tables = {
-        "output": {"folder": str(tmp_path / "measured")},
+    changes: dict[str, Any] = {
         "seed": 7,
-        "data": {"path": str(runs.data["pairs"])},
-        "task": {**TASKS["classify"]["task"], "text_fields": ("of another dataset",)},
-        "models": {"it": str(run)},
-        "evaluate": {"task_settings": "run", "untrained": True},
-        "accelerator": ACCELERATOR,
-        "execution": {"precision": "fp32", "threads": 1},
+        "task": {"text_fields": ("of another dataset",)},
+        "evaluate": {"task_settings": "run", "untrained": True, "baselines": True},
     }
-    settings = build(EvaluateSettings, tables)
+    data = runs.data["pairs"]
+    settings = evaluation(tmp_path / "measured", data, "classify", {"it": run}, **changes)
     assert evaluate.plan(settings)["models"] == {"it": str(run)}
     rows = {row["name"]: row for row in evaluate_models(settings, World())["rows"]}
     last = [line for line in lines(run) if "heldout/loss" in line][-1]
@@ -142,9 +112,8 @@ def test_a_moved_run_is_evaluated_with_its_recorded_fields(runs: Runs, tmp_path:
     assert rows["untrained"]["loss"] != rows["it"]["loss"]
     table = json.loads((tmp_path / "measured" / "evaluation.json").read_text())
     assert table["notes"][0].startswith(f"{last['heldout/items']:.0f} held-out rows")
-    given = settings.model_copy(
-        update={"evaluate": settings.evaluate.model_copy(update={"task_settings": "given"})}
-    )
+    changes["evaluate"] = {"task_settings": "given"}
+    given = evaluation(tmp_path / "measured", data, "classify", {"it": run}, **changes)
     for verb in (evaluate.plan, lambda tables: evaluate_models(tables, World())):
         with pytest.raises(SettingsError, match="of another dataset"):
             verb(given)

@@ -47,61 +47,40 @@ def build_run(folder: Path, data: Path = Path("data"), **changes: Any) -> TrainS
     return build(TrainSettings, merge(tables | ({"model": model} if model else {}), changes))
 
 
-@pytest.mark.parametrize(
-    ("model", "expected", "reason"),
-    [
-        (None, FROM_SCRATCH, "random weights"),
-        ({**WEIGHTS, "weights": "random"}, FROM_SCRATCH, "random weights"),
-        (WEIGHTS, FROM_WEIGHTS, "pretrained weights"),
-        ({**WEIGHTS, "lora": {}}, FROM_LORA, "LoRA adapters"),
-        ({"init_from": {"path": "run"}}, FROM_WEIGHTS, "pretrained weights"),
-    ],
-)
-def test_the_defaults_depend_on_the_initial_weights(
-    tmp_path: Path, model: dict[str, Any] | None, expected: dict[str, Any], reason: str
-) -> None:
-    resolved, defaults = resolve_optimizer(build_run(tmp_path, model=model))
-    optimizer = resolved.optimizer
-    assert defaults.values == expected
-    assert defaults.reason == reason
-    assert optimizer.peak_learning_rate == expected[LEARNING_RATE]
-    assert optimizer.moment_decay_rates == expected[BETAS]
-    assert optimizer.schedule.num_warmup_steps == expected[WARMUP_STEPS]
-
-
-CLASSIFY, MLM = {"kind": "classify"}, {"kind": "mlm"}
+CLASSIFY, MLM, TOKENS = {"kind": "classify"}, {"kind": "mlm"}, {"kind": "tokens"}
+BOTH = [{"name": "a", **CLASSIFY}, {"name": "b", **MLM}]
+ONLY_HEAD, NEW = "a head on a frozen encoder", "random weights"
+OLD = "pretrained weights"
 
 
 @pytest.mark.parametrize(
     ("task", "model", "expected", "reason"),
     [
-        (CLASSIFY, {"trainable_layers": "none"}, FROM_SCRATCH, "a head on a frozen encoder"),
-        (CLASSIFY, {"trainable_layers": 0}, FROM_SCRATCH, "a head on a frozen encoder"),
-        (
-            {"kind": "tokens"},
-            {"trainable_layers": "none"},
-            FROM_SCRATCH,
-            "a head on a frozen encoder",
-        ),
-        (CLASSIFY, {"trainable_layers": 1}, FROM_WEIGHTS, "pretrained weights"),
-        (CLASSIFY, {"trainable_layers": "all"}, FROM_WEIGHTS, "pretrained weights"),
-        (MLM, {"trainable_layers": "none"}, FROM_WEIGHTS, "pretrained weights"),
-        (
-            [{"name": "a", **CLASSIFY}, {"name": "b", **MLM}],
-            {"trainable_layers": "none"},
-            FROM_WEIGHTS,
-            "pretrained weights",
-        ),
+        (MLM, None, FROM_SCRATCH, NEW),
+        (MLM, {**WEIGHTS, "weights": "random"}, FROM_SCRATCH, NEW),
+        (MLM, WEIGHTS, FROM_WEIGHTS, OLD),
+        (MLM, {**WEIGHTS, "lora": {}}, FROM_LORA, "LoRA adapters"),
+        (MLM, {"init_from": {"path": "run"}}, FROM_WEIGHTS, OLD),
+        (CLASSIFY, {**WEIGHTS, "trainable_layers": "none"}, FROM_SCRATCH, ONLY_HEAD),
+        (CLASSIFY, {**WEIGHTS, "trainable_layers": 0}, FROM_SCRATCH, ONLY_HEAD),
+        (TOKENS, {**WEIGHTS, "trainable_layers": "none"}, FROM_SCRATCH, ONLY_HEAD),
+        (CLASSIFY, {**WEIGHTS, "trainable_layers": 1}, FROM_WEIGHTS, OLD),
+        (CLASSIFY, {**WEIGHTS, "trainable_layers": "all"}, FROM_WEIGHTS, OLD),
+        (MLM, {**WEIGHTS, "trainable_layers": "none"}, FROM_WEIGHTS, OLD),
+        (BOTH, {**WEIGHTS, "trainable_layers": "none"}, FROM_WEIGHTS, OLD),
     ],
 )
-def test_a_head_on_a_frozen_encoder_is_trained_as_random_weights_are(
-    tmp_path: Path, task: Any, model: dict[str, Any], expected: dict[str, Any], reason: str
+def test_the_defaults_depend_on_the_initial_weights(
+    tmp_path: Path, task: Any, model: Any, expected: dict[str, Any], reason: str
 ) -> None:
-    run = build_run(tmp_path, model={**WEIGHTS, **model})
-    tables = dump(run) | {"task": task, "optimizer": {}}
-    _, defaults = resolve_optimizer(build(TrainSettings, tables))
-    assert defaults.values == expected
-    assert defaults.reason == reason
+    """A head on a frozen encoder is trained as random weights are."""
+    tables = dump(build_run(tmp_path, model=model)) | {"task": task, "optimizer": {}}
+    resolved, defaults = resolve_optimizer(build(TrainSettings, tables))
+    assert (defaults.values, defaults.reason) == (expected, reason)
+    optimizer = resolved.optimizer
+    assert optimizer.peak_learning_rate == expected[LEARNING_RATE]
+    assert optimizer.moment_decay_rates == expected[BETAS]
+    assert optimizer.schedule.num_warmup_steps == expected[WARMUP_STEPS]
 
 
 def test_settings_of_the_run_file_are_kept(tmp_path: Path) -> None:

@@ -33,18 +33,20 @@ HEAD = 1
 """Graphs of the loss on logits: one for all lengths."""
 
 
-@pytest.fixture(scope="module")
-def alone() -> Iterator[World]:
-    world = World(1)
+def _open_world(size: int) -> Iterator[World]:
+    world = World(size)
     yield world
     world.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[World]:
+    yield from _open_world(1)
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[World]:
-    world = World(2)
-    yield world
-    world.close()
+    yield from _open_world(2)
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def count_run_graphs(
-    alone: World,
-    folder: Path,
-    data: Path,
-    odd_step: int,
-    *,
-    budget: int = 0,
-    steps: int = STEPS,
+    alone: World, folder: Path, data: Path, odd_step: int, *, budget: int = 0, steps: int = STEPS
 ) -> Any:
     execution = {"compile": "blocks", "recompile_budget": budget}
     changes = {**CHANGES, "execution": execution, "stop": {"steps": steps}}

@@ -14,14 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from distributed.jobs import lines, losses, weights
-from distributed.runs import ACCELERATOR, TASKS, Runs, cases, strategy_table
+from distributed.runs import Runs, cases, evaluation, strategy_table
 from distributed.runs import settings as build_settings
 from distributed.test_equality import LONG
 from distributed.test_resume import SAVED, assert_same, interrupt_run
-from regauge.config import build
 from regauge.data.dataset import read_manifest
 from regauge.evaluation.offline import evaluate_models
-from regauge.evaluation.settings import EvaluateSettings
 from regauge.models.modules import AnswerLikelihoodModel
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
@@ -52,9 +50,8 @@ def test_values_are_bitwise_equal_on_every_world(runs: Runs, size: int, strategy
 
 
 def test_the_start_has_no_reward_and_training_raises_the_margin(runs: Runs) -> None:
-    first, *_, last = [
-        line for line in lines(runs.train_once(1, "dpo", **LONG)) if "heldout/loss" in line
-    ]
+    run_lines = lines(runs.train_once(1, "dpo", **LONG))
+    first, *_, last = [line for line in run_lines if "heldout/loss" in line]
     assert first["heldout/loss"] == pytest.approx(math.log(2), rel=1e-6)
     assert first["heldout/reward_margin"] == first["heldout/chosen_reward"] == 0
     assert first["heldout/accuracy"] == 0
@@ -183,25 +180,13 @@ def test_the_base_model_is_the_reference_of_adapters(runs: Runs) -> None:
     assert last["heldout/reward_margin"] > 0
 
 
-def build_evaluation(runs: Runs, folder: Path, models: dict[str, Path]) -> EvaluateSettings:
-    tables = {
-        "output": {"folder": str(folder)},
-        "data": {"path": str(runs.data["preferences"])},
-        "task": TASKS["dpo"]["task"],
-        "models": {name: str(path) for name, path in models.items()},
-        "evaluate": {"untrained": False, "baselines": False},
-        "accelerator": ACCELERATOR,
-        "execution": {"precision": "fp32", "threads": 1},
-    }
-    return build(EvaluateSettings, tables)
-
-
 def test_models_are_evaluated_against_the_start_of_a_run(runs: Runs, tmp_path: Path) -> None:
     sft = runs.train_once(1, "clm", stop={"steps": 4})
     model = {"path": str(sft / "model"), "dropout": 0.0}
     run = runs.train_once(1, "dpo", model=model, **LONG)
     models = {"before": sft / "model", "after": run}
-    before, after = evaluate_models(build_evaluation(runs, tmp_path, models), World())["rows"]
+    data = runs.data["preferences"]
+    before, after = evaluate_models(evaluation(tmp_path, data, "dpo", models), World())["rows"]
     assert before["loss"] == pytest.approx(math.log(2), rel=1e-6)
     assert before["reward_margin"] == 0
     last = [line for line in lines(run) if "heldout/loss" in line][-1]
@@ -209,7 +194,7 @@ def test_models_are_evaluated_against_the_start_of_a_run(runs: Runs, tmp_path: P
         if name != "name":
             assert value == pytest.approx(last[f"heldout/{name}"], rel=1e-5), name
     with pytest.raises(SettingsError, match="no model is from a run of task 'dpo'; add the folder"):
-        evaluate_models(build_evaluation(runs, tmp_path, {"it": sft / "model"}), World())
+        evaluate_models(evaluation(tmp_path, data, "dpo", {"it": sft / "model"}), World())
 
 
 def test_samples_and_the_exported_model_have_the_trained_weights(runs: Runs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import pytest
 import torch
 
 from distributed import datasets
-from distributed.jobs import lines, losses
-from distributed.runs import Runs, cases, strategy_table
+from distributed.jobs import max_difference, read_checksum
+from distributed.runs import LLAMA, Runs, cases, strategy_table
+from regauge.config import merge
 from regauge.models import weights
 from regauge.models.architectures import build_model
 from regauge.models.settings import Model
@@ -36,16 +36,6 @@ ROOM = 24 << 20
 """Memory of a run in addition to weights: batches, sockets, late imports."""
 
 
-def read_checksum(folder: Path) -> str:
-    return str(json.loads((folder / "run.json").read_text())["run"]["weights_checksum"])
-
-
-def max_loss_difference(first: Path, second: Path) -> float:
-    """Return the largest relative difference of the losses of two runs."""
-    pairs = zip(losses(lines(first)), losses(lines(second)), strict=True)
-    return max(abs(a - b) / a for a, b in pairs)
-
-
 @pytest.mark.parametrize(
     ("task", "size", "strategy"),
     cases(
@@ -59,7 +49,7 @@ def test_sharded_initial_weights_equal_unsharded_ones(
     unsharded = runs.train_once(1, task, strategy="single", **SHORT)
     sharded = runs.train_once(size, task, strategy=strategy_table(strategy), **SHORT)
     assert read_checksum(sharded) == read_checksum(unsharded)
-    difference = max_loss_difference(unsharded, sharded)
+    difference = max_difference(unsharded, sharded)
     figure("sharded initial weights", difference)
     assert difference < 1e-6
 
@@ -70,17 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "MAX_FILE_BYTES", 20_000)
-        settings = Model(
-            architecture="llama",
-            config={
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "intermediate_size": 64,
-                "max_position_embeddings": 32,
-            },
-        )
+        settings = Model(**merge(LLAMA, {"config": {"num_attention_heads": 4}}))
         model, _ = build_model(settings, "causal", datasets.VOCABULARY, seed=11)
         half = [(name, value.to(torch.bfloat16)) for name, value in model.named_parameters()]
         weights.save_model_folder(root / "llama", model.config, half, root)
@@ -101,7 +81,7 @@ def test_a_pretrained_folder_is_read_in_shards(
     assert read_checksum(unsharded) != read_checksum(
         runs.train_once(1, "llama", strategy="single", **SHORT)
     )
-    difference = max_loss_difference(unsharded, sharded)
+    difference = max_difference(unsharded, sharded)
     figure("sharded pretrained weights", difference)
     assert difference < 1e-6
 
@@ -112,26 +92,21 @@ def test_set_up_needs_at_most_the_shards_and_one_weight(
 ) -> None:
     """With `ddp` every process holds the whole model, which exceeds the bound."""
     changes: dict[str, Any] = {"strategy": strategy}
-    runs.job(
-        "measure_set_up_memory", 2, runs.folder("first"), "llama", changes
-    )  # memory that a process allocates once
+    job = "measure_set_up_memory"
+    runs.job(job, 2, runs.folder("first"), "llama", changes)  # a process allocates some memory once
     changes |= LARGE
-    ranks = runs.job("measure_set_up_memory", 2, runs.folder("opened"), "llama", changes)
+    ranks = runs.job(job, 2, runs.folder("opened"), "llama", changes)
     for process in ranks:
         assert process["all_weights"] > 3 * ROOM
         bound = process["all_weights"] // 2 + process["largest_weight"] + ROOM
         assert (process["growth"] < bound) == (strategy == "fsdp")
-        figure(
-            f"memory at the start of {strategy}, of the whole",
-            process["growth"] / process["all_weights"],
-        )
+        share = process["growth"] / process["all_weights"]
+        figure(f"memory at the start of {strategy}, of the whole", share)
 
 
 def test_tied_weights_stay_tied_in_shards(runs: Runs) -> None:
-    assert runs.job("has_tied_shards", 2, runs.folder("tied"), "mlm", {"strategy": "fsdp"}) == [
-        True,
-        True,
-    ]
+    changes = {"strategy": "fsdp"}
+    assert all(runs.job("has_tied_shards", 2, runs.folder("tied"), "mlm", changes))
 
 
 @pytest.mark.parametrize(

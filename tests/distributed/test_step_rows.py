@@ -24,6 +24,8 @@ BASE: dict[str, Any] = {
     "model": {"config": {"num_hidden_layers": 1}},
     "output": {"checkpoint": {"every_steps": 1000}},
 }
+Texts = dict[int, Counter[tuple[int, int]]]
+"""The texts (row, part) of every step, with their counts."""
 TWO_EPOCHS = {"steps": None, "epochs": 2.0}
 
 
@@ -40,15 +42,14 @@ def many(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def rows_by_step(
     runs: Runs, size: int, task: str = "mlm", folder: Path | None = None, **changes: Any
-) -> dict[int, Counter[tuple[int, int]]]:
-    """Return the texts (row, part) of every step over all ranks, with their counts."""
+) -> Texts:
+    """Return the texts of every step over all ranks."""
     folder = folder or runs.folder(f"{size}-{task}")
-    ranks: list[list[Step]] = runs.job(
-        "train_recording_rows", size, folder, task, {**BASE, **changes}
-    )
+    changes = {**BASE, **changes}
+    ranks: list[list[Step]] = runs.job("train_recording_rows", size, folder, task, changes)
     assert len(ranks) == size
     assert len({tuple(len(texts) for _, texts in steps) for steps in ranks}) == 1, "ranks differ"
-    rows: dict[int, Counter[tuple[int, int]]] = {}
+    rows: Texts = {}
     for steps in ranks:
         for step, microbatches in steps:
             texts = [text for texts in microbatches for text in texts if text[0] != PADDING]
@@ -57,13 +58,11 @@ def rows_by_step(
 
 
 @pytest.fixture(scope="module")
-def expected_rows(many: Runs) -> dict[str, dict[int, Counter[tuple[int, int]]]]:
+def expected_rows(many: Runs) -> dict[str, Texts]:
     return {task: rows_by_step(many, 1, task) for task in ("mlm", "contrastive")}
 
 
-def test_each_row_occurs_once_in_an_epoch(
-    expected_rows: dict[str, dict[int, Counter[tuple[int, int]]]],
-) -> None:
+def test_each_row_occurs_once_in_an_epoch(expected_rows: dict[str, Texts]) -> None:
     for task, parts in (("mlm", 1), ("contrastive", 2)):
         steps = expected_rows[task]
         assert sorted(steps) == list(range(2 * STEPS_PER_EPOCH))
@@ -85,10 +84,7 @@ def test_each_row_occurs_once_in_an_epoch(
     ),
 )
 def test_rows_do_not_depend_on_world_size_and_workers(
-    many: Runs,
-    expected_rows: dict[str, dict[int, Counter[tuple[int, int]]]],
-    size: int,
-    workers: int,
+    many: Runs, expected_rows: dict[str, Texts], size: int, workers: int
 ) -> None:
     rows = rows_by_step(many, size, data={"workers": workers, "prefetch_steps": 1 + workers})
     assert rows == expected_rows["mlm"]
@@ -96,19 +92,15 @@ def test_rows_do_not_depend_on_world_size_and_workers(
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_buckets_do_not_change_the_texts_of_a_step(
-    many: Runs, expected_rows: dict[str, dict[int, Counter[tuple[int, int]]]], size: int
+    many: Runs, expected_rows: dict[str, Texts], size: int
 ) -> None:
-    assert (
-        rows_by_step(many, size, "contrastive", data={"workers": 1}) == expected_rows["contrastive"]
-    )
+    rows = rows_by_step(many, size, "contrastive", data={"workers": 1})
+    assert rows == expected_rows["contrastive"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 1), (1, 4)])
 def test_a_resume_with_another_world_size_continues_with_the_same_rows(
-    many: Runs,
-    expected_rows: dict[str, dict[int, Counter[tuple[int, int]]]],
-    before: int,
-    after: int,
+    many: Runs, expected_rows: dict[str, Texts], before: int, after: int
 ) -> None:
     folder, half = many.folder(f"{before}-then-{after}"), STEPS_PER_EPOCH + 1
     first = rows_by_step(many, before, folder=folder, stop={"steps": half})
@@ -119,11 +111,11 @@ def test_a_resume_with_another_world_size_continues_with_the_same_rows(
 
 
 def test_every_row_occurs_once_across_three_world_sizes(
-    many: Runs, expected_rows: dict[str, dict[int, Counter[tuple[int, int]]]]
+    many: Runs, expected_rows: dict[str, Texts]
 ) -> None:
     """Stop at a third and two thirds of the first epoch, with two, one and three processes."""
     folder = many.folder("three-sizes")
-    rows: dict[int, Counter[tuple[int, int]]] = {}
+    rows: Texts = {}
     for size, steps in ((2, 2), (1, 4), (3, 2 * STEPS_PER_EPOCH)):
         rows |= rows_by_step(many, size, folder=folder, stop={"steps": steps})
     assert rows == expected_rows["mlm"]

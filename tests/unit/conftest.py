@@ -1,10 +1,12 @@
-"""Small verbs for fast pipelines."""
+"""Small verbs for fast pipelines, and the threads of torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import torch
 
 from regauge import commands
 from regauge.commands import gate, pipeline, promote
@@ -19,6 +21,14 @@ REPEATED_VERBS: dict[str, ModuleType] = {
     "promote": promote,
     "score": score,
 }
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    """Restore the number of threads of torch, which a run sets."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -80,6 +80,10 @@ def open_run(folder: Path, task: str = "mlm", **changes: Any) -> TrainSettings:
     return resolve_defaults(settings(folder / "run", data, task, **{**OPEN, **changes}), ALONE)
 
 
+def find_rows(run: TrainSettings, world: World = ALONE) -> int:
+    return resolve_microbatch(run, world, NO_SUPERVISOR).batch.microbatch
+
+
 @pytest.fixture
 def install_trial(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
@@ -95,10 +99,7 @@ def install_trial(
 
 
 @pytest.fixture
-def log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, "regauge")
     return caplog
 
@@ -146,14 +147,11 @@ def test_predicted_bytes_of_a_row_equal_the_saved_activations(task: str, tmp_pat
     row = forecast_memory(run, ALONE).bytes_per_row
     batch = run.batch.model_copy(update={"microbatch_rows": 1})
     opened_run = set_up(run.model_copy(update={"batch": batch}), ALONE)
-    slots = run.task.slots_per_row()
-    arrays = opened_run.context.task_at(opened_run.state.step).loader.build_empty_batch(
-        slots, opened_run.context.task_at(opened_run.state.step).bucket_lengths[-1]
-    )
+    task = opened_run.context.tasks[0]
+    arrays = task.loader.build_empty_batch(run.task.slots_per_row(), task.bucket_lengths[-1])
     module: Any = opened_run.state.model.module.train()
-    saved_bytes = _measure_saved_bytes(
-        module, {name: torch.from_numpy(value) for name, value in arrays.items()}
-    )
+    inputs = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    saved_bytes = _measure_saved_bytes(module, inputs)
     assert row == pytest.approx(saved_bytes, rel=0.1)
 
 
@@ -195,7 +193,7 @@ def test_measurements_before_an_out_of_memory_error_are_used(
 
 def test_measurements_before_a_kill_are_used(tmp_path: Path, install_trial: InstallTrial) -> None:
     install_trial(DYING.format(rows=4, death=KILLED))
-    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 2
+    assert find_rows(open_run(tmp_path)) == 2
     decided = json.loads((tmp_path / "run" / "probe" / "microbatch.json").read_text())
     assert "; more did not fit (at 4 rows: killed by SIGKILL)" in decided["reason"]
 
@@ -208,7 +206,7 @@ def test_smaller_sizes_are_tried_after_an_early_kill(
 ) -> None:
     monkeypatch.setattr(finder, "MAX_SIZES", 1)
     install_trial(DYING.format(rows=8, death=KILLED))
-    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 4
+    assert find_rows(open_run(tmp_path)) == 4
     fault, decision = log.messages[-2:]
     assert fault == "a microbatch of 8 rows does not fit: at 8 rows: killed by SIGKILL"
     assert decision.startswith("batch.microbatch_rows = 4: ")
@@ -228,7 +226,7 @@ def test_after_another_failure_the_predicted_size_is_used_with_a_warning(
     tmp_path: Path, install_trial: InstallTrial, log: pytest.LogCaptureFixture
 ) -> None:
     install_trial(DYING.format(rows=1, death=BROKEN))
-    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 8
+    assert find_rows(open_run(tmp_path)) == 8
     assert "no microbatch size could be measured (at 1 rows: it is wrong)" in log.messages[-1]
 
 
@@ -238,14 +236,13 @@ def test_a_size_that_did_not_fit_is_not_used_after_a_later_failure(
     monkeypatch.setattr(finder, "MAX_SIZES", 1)
     death = f"{KILLED} if rows == 8 else {BROKEN}"
     install_trial(DYING.format(rows=4, death=death))
-    assert resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR).batch.microbatch == 4
+    assert find_rows(open_run(tmp_path)) == 4
 
 
 def test_a_decision_depends_on_the_precision(tmp_path: Path) -> None:
     run = open_run(tmp_path)
-    half = run.model_copy(
-        update={"execution": run.execution.model_copy(update={"precision": "bf16"})}
-    )
+    execution = run.execution.model_copy(update={"precision": "bf16"})
+    half = run.model_copy(update={"execution": execution})
     assert finder._hash_inputs(run, ALONE) != finder._hash_inputs(half, ALONE)
 
 
@@ -268,13 +265,12 @@ def test_other_processes_wait_as_long_as_a_trial_may_take(
 
 def test_other_processes_use_the_decision_of_process_0(tmp_path: Path) -> None:
     run, first_world = open_run(tmp_path), World(rank=0, size=2, local_size=2)
-    agreement = Rank0Decision(
-        tmp_path / "run" / "probe" / "microbatch.json", finder._hash_inputs(run, first_world)
-    )
+    file = tmp_path / "run" / "probe" / "microbatch.json"
+    agreement = Rank0Decision(file, finder._hash_inputs(run, first_world))
     agreement.write({"microbatch_rows": 2, "reason": "it was tried"})
     for rank in (0, 1):
         world = World(rank=rank, size=2, local_rank=rank, local_size=2)
-        assert resolve_microbatch(run, world, NO_SUPERVISOR).batch.microbatch == 2
+        assert find_rows(run, world) == 2
     assert not (tmp_path / "run" / "probe" / "lines.jsonl").exists()
 
 
@@ -283,7 +279,7 @@ def test_a_resumed_run_keeps_its_size_if_every_process_gets_a_microbatch(tmp_pat
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(build_saved_run()))
-    assert resolve_microbatch(run, ALONE, NO_SUPERVISOR).batch.microbatch == 4
+    assert find_rows(run) == 4
     assert finder._read_previous_size(run, World(size=2, local_size=2)) == 4
     assert finder._read_previous_size(run, World(size=4, local_size=4)) is None
 
@@ -326,7 +322,7 @@ def test_a_small_batch_is_one_microbatch_without_a_trial(
     num_tokens = 8 * run.task_configs[0].task.bucket_lengths(read_data_manifest(run.data))[-1]
     monkeypatch.setattr(finder, "SMALL_BATCH_TOKENS", num_tokens)
     with caplog.at_level(logging.INFO, "regauge"):
-        assert resolve_microbatch(run, ALONE, NO_SUPERVISOR).batch.microbatch == 8
+        assert find_rows(run) == 8
     line = f"batch.microbatch_rows = 8: a small batch, at most {num_tokens} tokens per process"
     assert line in caplog.text
     assert finder.describe_forecast(run).startswith("8: a small batch")
@@ -356,4 +352,4 @@ def test_two_processes_share_a_small_batch(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(finder, "UNMEASURED_MEMORY_SHARE", 1.0)  # other tests use memory, too
     run = open_run(tmp_path, strategy="ddp")
     world = World(size=2, local_size=2)
-    assert resolve_microbatch(run, world, NO_SUPERVISOR).batch.microbatch == 4
+    assert find_rows(run, world) == 4

@@ -18,51 +18,21 @@ from regauge.training.compile.decision import (
 
 
 @pytest.mark.parametrize(
-    ("trial", "steps", "graphs", "pays"),
+    ("compiled", "compiling", "steps", "graphs", "pays"),
     [
-        (
-            CompileTiming(eager_seconds=1.0, compiled_seconds=0.75, compile_seconds=10.0),
-            1000,
-            2,
-            True,
-        ),
-        (
-            CompileTiming(eager_seconds=1.0, compiled_seconds=0.75, compile_seconds=10.0),
-            41,
-            2,
-            True,
-        ),
-        (
-            CompileTiming(eager_seconds=1.0, compiled_seconds=0.75, compile_seconds=10.0),
-            40,
-            2,
-            False,
-        ),
-        (
-            CompileTiming(eager_seconds=1.0, compiled_seconds=0.75, compile_seconds=10.0),
-            100,
-            10,
-            False,
-        ),
-        (
-            CompileTiming(eager_seconds=1.0, compiled_seconds=1.0, compile_seconds=0.0),
-            1000,
-            2,
-            False,
-        ),
-        (
-            CompileTiming(eager_seconds=1.0, compiled_seconds=1.25, compile_seconds=0.0),
-            10**6,
-            2,
-            False,
-        ),
+        (0.75, 10.0, 1000, 2, True),
+        (0.75, 10.0, 41, 2, True),
+        (0.75, 10.0, 40, 2, False),
+        (0.75, 10.0, 100, 10, False),
+        (1.0, 0.0, 1000, 2, False),
+        (1.25, 0.0, 10**6, 2, False),
     ],
 )
 def test_compiling_must_save_more_than_the_remaining_graphs_cost(
-    trial: CompileTiming, steps: int, graphs: int, *, pays: bool
+    compiled: float, compiling: float, steps: int, graphs: int, *, pays: bool
 ) -> None:
-    """The first graph is compiled already when it has been measured."""
-    is_better, reason = is_worthwhile(trial, steps, graphs)
+    """An eager step takes 1 s. The first graph is compiled already when it has been measured."""
+    is_better, reason = is_worthwhile(CompileTiming(1.0, compiled, compiling), steps, graphs)
     assert is_better is pays
     assert f"{steps:,} steps" in reason
 

@@ -27,10 +27,8 @@ HEAD = ClassHead(2)
 
 def build_keys(step: int = 0, rows: range = range(BATCH)) -> Tensor:
     numbers = np.array(rows)
-    zeros = np.zeros_like(numbers)
-    return torch.from_numpy(
-        build_dropout_keys(MicrobatchPlan(numbers, zeros, zeros, 8), RandomKey(3, 0, step))
-    )
+    plan = MicrobatchPlan(numbers, np.zeros_like(numbers), np.zeros_like(numbers), 8)
+    return torch.from_numpy(build_dropout_keys(plan, RandomKey(3, 0, step)))
 
 
 def dropped_mask(rate: float, keys: Tensor, layer: int = 0, length: int = LENGTH) -> Tensor:
@@ -82,9 +80,8 @@ def test_masks_of_neighbours_rows_layers_and_steps_are_independent() -> None:
 def test_masks_do_not_depend_on_microbatch_or_length() -> None:
     keys = build_keys()
     full_mask = dropped_mask(0.1, keys)
-    assert torch.cat([dropped_mask(0.1, microbatch) for microbatch in keys.split(5)]).equal(
-        full_mask
-    )
+    parts = [dropped_mask(0.1, microbatch) for microbatch in keys.split(5)]
+    assert torch.cat(parts).equal(full_mask)
     assert dropped_mask(0.1, keys.flip(0)).equal(full_mask.flip(0))
     assert dropped_mask(0.1, keys, length=2 * LENGTH)[:, :LENGTH].equal(full_mask)
 
@@ -115,9 +112,7 @@ def start(tmp_path: Path) -> Path:
     """Return a folder whose configuration has four dropout rates."""
     rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     table = merge(BERT, {"config": {**rates, "classifier_dropout": 0.4}})
-    model, _ = build_model(
-        Model(**{**table, "dropout": None}), "classes", 300, 0, class_head=ClassHead(2)
-    )
+    model, _ = build_model(Model(**{**table, "dropout": None}), "classes", 300, 0, class_head=HEAD)
     for name, value in {**rates, "classifier_dropout": 0.4}.items():
         setattr(model.config, name, value)
     model.save_pretrained(tmp_path / "start")
@@ -131,9 +126,7 @@ def start(tmp_path: Path) -> Path:
 def test_the_default_rates_are_those_of_the_folder(
     start: Path, settings: dict[str, Any], expected: set[float]
 ) -> None:
-    model, _ = build_model(
-        Model(path=str(start), **settings), "classes", 300, 0, class_head=ClassHead(2)
-    )
+    model, _ = build_model(Model(path=str(start), **settings), "classes", 300, 0, class_head=HEAD)
     assert read_rates(model) == expected
     config: Any = model.config
     assert config.attention_probs_dropout_prob == 0

@@ -50,9 +50,8 @@ def build_task_module(data: dict[str, Path], task: str, layers: Any, **config: A
 def test_the_last_blocks_and_the_head_are_trained(data: dict[str, Path], task: str) -> None:
     module = build_task_module(data, task, 1)
     trained = [name for name, value in module.named_parameters() if value.requires_grad]
-    blocks = [
-        name for name in trained if any(part in name for part in (".layer.", ".layers.", ".h."))
-    ]
+    parts = (".layer.", ".layers.", ".h.")
+    blocks = [name for name in trained if any(part in name for part in parts)]
     assert blocks
     assert all(".1." in name for name in blocks)
     others = set(trained) - set(blocks)
@@ -125,11 +124,8 @@ def test_frozen_weights_keep_their_values_and_cost_no_moments(
     moments = {name for name in saved if name.startswith("optimizer.exp_avg.")}
     assert {name.removeprefix("optimizer.exp_avg.model.") for name in moments} == changed
     memory, _ = jobs.measure_memory(str(tmp_path / "third"), str(folder), task, {"model": start})
-    whole, _ = jobs.measure_memory(
-        str(tmp_path / "fourth"), str(folder), task, {"model": {"path": str(first)}}
-    )
-    sizes = {name: value.numel() * 4 for name, value in after.items()}
-    assert memory["optimizer_state"] == pytest.approx(
-        2 * sum(sizes[name] for name in changed), rel=0.01
-    )
+    unfrozen = {"model": {"path": str(first)}}
+    whole, _ = jobs.measure_memory(str(tmp_path / "fourth"), str(folder), task, unfrozen)
+    moment_bytes = 2 * sum(after[name].numel() * 4 for name in changed)
+    assert memory["optimizer_state"] == pytest.approx(moment_bytes, rel=0.01)
     assert whole["optimizer_state"] > memory["optimizer_state"]

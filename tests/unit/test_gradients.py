@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -34,17 +32,8 @@ def set_up_run(folder: Path, data: Path, task: str, **changes: Any) -> Run:
 
 def build_unsharded_module(opened_run: Run) -> TextModule:
     """Return the initial module of a run, without a strategy."""
-    run = opened_run.context.settings
-    return run.task.build_module(
-        run.model, opened_run.context.task_at(opened_run.state.step).manifest, run.seed
-    ).train()
-
-
-@pytest.fixture
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+    run, manifest = opened_run.context.settings, opened_run.context.tasks[0].manifest
+    return run.task.build_module(run.model, manifest, run.seed).train()
 
 
 def constant_schedule(opened_run: Run) -> LRSchedule:
@@ -60,7 +49,14 @@ def read_batches(opened_run: Run) -> list[dict[str, torch.Tensor]]:
     return [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in arrays]
 
 
-@pytest.mark.usefixtures("_threads")
+def check_weights(opened_run: Run, plain: TextModule) -> None:
+    """Check that a run has the weights of a module."""
+    for name, value in plain.named_parameters():
+        weight = opened_run.state.model.full_tensor(name)
+        torch.testing.assert_close(weight, value.detach(), msg=name)
+
+
+@pytest.mark.usefixtures("restored_threads")
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("task", ["mlm", "clm"])
 def test_a_step_equals_a_torch_step_on_the_mean_loss(
@@ -72,10 +68,7 @@ def test_a_step_equals_a_torch_step_on_the_mean_loss(
     plain = build_unsharded_module(opened_run)
     sgd = torch.optim.SGD(plain.parameters(), lr=RATE)
     batches = read_batches(opened_run)
-    losses = [
-        opened_run.context.task_at(opened_run.state.step).task.loss(plain(batch), batch)
-        for batch in batches
-    ]
+    losses = [opened_run.context.tasks[0].task.loss(plain(batch), batch) for batch in batches]
     total = torch.stack([loss for loss, _ in losses]).sum()
     weight = sum(float(row_weight) for _, row_weight in losses)
     (total / weight).backward()
@@ -88,58 +81,57 @@ def test_a_step_equals_a_torch_step_on_the_mean_loss(
     assert totals.tolist() == pytest.approx([float(total.detach()), weight])
     if clip is not None:
         assert float(norm) > clip, "nothing was clipped"
-    for name, value in plain.named_parameters():
-        torch.testing.assert_close(
-            opened_run.state.model.full_tensor(name), value.detach(), msg=name
-        )
+    check_weights(opened_run, plain)
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("restored_threads")
 @pytest.mark.parametrize("change", ["update", "restore"])
 def test_a_slow_background_save_holds_the_weights_of_its_step(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened_run = set_up_run(tmp_path / "run", datasets.write_packed(tmp_path / "data"), "mlm")
-    options = opened_run.context.settings.output.checkpoint.model_copy(update={"async_save": True})
-    background = saver.Saver(
-        opened_run.context.folder / "checkpoints", options, opened_run.context.world
-    )
-    opened_run = opened_run._replace(context=replace(opened_run.context, saver=background))
-    opened_run.context.folder.mkdir()
-    opened_run.state.lr_schedule = constant_schedule(opened_run)
-    optimizers.prime_state(opened_run.state.optimizer)
-    save_checkpoint(*opened_run, {})
-    opened_run.context.saver.wait()
-    earlier = opened_run.context.saver.find_newest()
+    output = {"checkpoint": {"async_save": True}}
+    data = datasets.write_packed(tmp_path / "data")
+    opened_run = set_up_run(tmp_path / "run", data, "mlm", output=output)
+    context, state = opened_run
+    context.folder.mkdir()
+    state.lr_schedule = constant_schedule(opened_run)
+    optimizers.prime_state(state.optimizer)
+    save_checkpoint(context, state, {})
+    context.saver.wait()
+    earlier = context.saver.find_newest()
     assert earlier is not None
-    optimizer_step(*opened_run, read_batches(opened_run))
-    opened_run.state.step += 1
-    expected = {name: value.clone() for name, value in opened_run.state.tensors().items()}
+    optimizer_step(context, state, read_batches(opened_run))
+    state.step += 1
+    expected = {name: value.clone() for name, value in state.tensors().items()}
+    is_waiting = Event()
+    wait_for_copies = context.saver.wait_for_copies
+
+    def report_and_wait() -> None:
+        is_waiting.set()
+        wait_for_copies()
 
     def copy_late(value: torch.Tensor) -> torch.Tensor:
-        monkeypatch.undo()
-        time.sleep(2)
+        assert is_waiting.wait(60), "nothing waits for the copies"
         return value.clone()
 
+    monkeypatch.setattr(context.saver, "wait_for_copies", report_and_wait)
     monkeypatch.setattr(saver, "_copy_to_host", copy_late)
-    save_checkpoint(*opened_run, {})
+    save_checkpoint(context, state, {})
     if change == "update":
-        optimizer_step(*opened_run, read_batches(opened_run))
+        optimizer_step(context, state, read_batches(opened_run))
     else:
-        restore(*opened_run, earlier)
-    assert any(
-        not value.equal(expected[name]) for name, value in opened_run.state.tensors().items()
-    )
-    opened_run.context.saver.wait()
+        restore(context, state, earlier)
+    assert any(not value.equal(expected[name]) for name, value in state.tensors().items())
+    context.saver.wait()
     loaded = {name: torch.empty_like(value) for name, value in expected.items()}
-    newest = opened_run.context.saver.find_newest()
+    newest = context.saver.find_newest()
     assert newest not in (None, earlier)
     load_checkpoint(newest, loaded)
     for name, value in expected.items():
         assert loaded[name].equal(value), name
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("restored_threads")
 def test_a_contrastive_step_in_microbatches_equals_one_batch(tmp_path: Path) -> None:
     data = datasets.write_pairs(tmp_path / "data")
     optimizer = {"kind": "sgd", "betas": (0.0, 0.9), "weight_decay": 0.0, "max_grad_norm": None}
@@ -153,16 +145,11 @@ def test_a_contrastive_step_in_microbatches_equals_one_batch(tmp_path: Path) -> 
         name: torch.cat([batch[name] for batch in batches])[slots.argsort()]
         for name in ("real", "text_hashes")
     }
-    loss, weight = opened_run.context.task_at(opened_run.state.step).task.loss(
-        {"vectors": vectors}, targets
-    )
+    loss, weight = opened_run.context.tasks[0].task.loss({"vectors": vectors}, targets)
     sgd = torch.optim.SGD(plain.parameters(), lr=RATE)
     (loss / weight).backward()
     sgd.step()
     opened_run.state.lr_schedule = constant_schedule(opened_run)
     totals, _ = optimizer_step(*opened_run, batches)
     assert totals.tolist() == pytest.approx([float(loss.detach()), float(weight)])
-    for name, value in plain.named_parameters():
-        torch.testing.assert_close(
-            opened_run.state.model.full_tensor(name), value.detach(), msg=name
-        )
+    check_weights(opened_run, plain)

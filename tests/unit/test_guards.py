@@ -57,9 +57,8 @@ def test_the_first_steps_are_never_spikes() -> None:
 
 
 def test_running_statistics_follow_a_new_level() -> None:
-    spike_steps = find_spikes(
-        draw_noise(40, 0.05) + [3 * value for value in draw_noise(400, 0.05, seed=1)], [1.0] * 440
-    )
+    losses = draw_noise(40, 0.05) + [3 * value for value in draw_noise(400, 0.05, seed=1)]
+    spike_steps = find_spikes(losses, [1.0] * 440)
     assert spike_steps[0] == 40
     assert spike_steps[-1] < 300
 
@@ -123,11 +122,8 @@ def test_consecutive_skips_are_counted_across_log_lines() -> None:
 def test_a_straggler_is_reported_in_the_second_ledger_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(straggler.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(
-        straggler,
-        "all_reduce_sum",
-        lambda local_seconds: local_seconds + torch.tensor([0.1, 0.0, 0.1]),
-    )
+    others = torch.tensor([0.1, 0.0, 0.1])
+    monkeypatch.setattr(straggler, "all_reduce_sum", lambda own: own + others)
     pace = StragglerDetector(World(rank=1, size=3), CPU)
     reports = []
     for _ in range(3):

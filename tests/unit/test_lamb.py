@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +130,7 @@ def test_no_value_is_read_from_a_lazy_device() -> None:
         other.step()
 
 
-@pytest.fixture
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("restored_threads")
 def test_the_lazy_code_path_on_a_cpu_gives_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

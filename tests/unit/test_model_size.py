@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("llama", {"task": {"kind": "dpo"}}),
     "tied": ("llama", {"model": {"config": {"tie_word_embeddings": True}}}),
 }
+MASKED = ModelHead("masked")
 UNKNOWN: dict[str, dict[str, Any]] = {
     "activation": {"config": {"hidden_act": "relu"}},
     "misspelled field": {"config": {"hiden_size": 32}},
@@ -86,15 +87,12 @@ def test_a_model_that_may_be_refused_or_has_other_weights_is_built(change: str) 
 def list_bert(changes: dict[str, Any]) -> ModelWeights | None:
     """Return the weights of a BERT for a tokenizer of 300 tokens."""
     model = build(Path("none"), "mlm", {"model": changes}).model
-    return list_new_weights(model, ModelHead("masked"), 300, 0)
+    return list_new_weights(model, MASKED, 300, 0)
 
 
-def test_a_padding_token_outside_of_the_vocabulary_is_refused_by_the_module() -> None:
-    model = build(Path("none"), "mlm", {}).model
-    assert list_new_weights(model, ModelHead("masked"), 300, 300) is None
-
-
-def test_dropout_of_an_architecture_without_it_is_refused_by_the_module() -> None:
+def test_other_invalid_models_are_refused_by_the_module() -> None:
+    """A padding token outside of the vocabulary, and an architecture without dropout."""
+    assert list_new_weights(build(Path("none"), "mlm", {}).model, MASKED, 300, 300) is None
     assert "llama" not in HAS_DROPOUT
     model = build(Path("none"), "llama", {"model": {"dropout": 0.1}}).model
     assert list_new_weights(model, ModelHead("causal"), 300, 0) is None

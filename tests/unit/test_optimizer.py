@@ -55,9 +55,8 @@ def test_wsd_decays_in_the_steps_after_the_warm_up() -> None:
     rates = compute_rates(kind="wsd", warmup_steps=60, decay_fraction=0.8)
     assert rates[59] == rates[60] == 2.0
     assert rates[80] == pytest.approx(1.0)
-    assert compute_rates(kind="wsd", decay_fraction=1.0) == pytest.approx(
-        compute_rates(kind="linear")
-    )
+    linear = compute_rates(kind="linear")
+    assert compute_rates(kind="wsd", decay_fraction=1.0) == pytest.approx(linear)
 
 
 def test_a_run_of_one_step_has_a_learning_rate() -> None:
@@ -82,9 +81,8 @@ def train_layer(kind: str, steps: int) -> tuple[nn.Linear, torch.optim.Optimizer
 def test_a_primed_optimizer_continues_with_a_loaded_state(kind: str) -> None:
     layer, trained = train_layer(kind, 3)
     masters = dict(layer.named_parameters())
-    saved = {
-        name: value.clone() for name, value in optimizers.state_tensors(trained, masters).items()
-    }
+    moments = optimizers.state_tensors(trained, masters)
+    saved = {name: value.clone() for name, value in moments.items()}
     count = optimizers.step_count(trained, masters)
     assert saved
     assert all(value.ndim for value in saved.values())
@@ -153,10 +151,8 @@ def test_learning_rate_multipliers_apply_by_prefix() -> None:
     )
     optimizer = optimizers.build_optimizer(settings, layers.named_parameters())
     optimizers.set_learning_rate(optimizer, 0.2)
-    group_sizes = {
-        (group["lr"], group["weight_decay"]): len(group["params"])
-        for group in optimizer.param_groups
-    }
+    groups = optimizer.param_groups
+    group_sizes = {(group["lr"], group["weight_decay"]): len(group["params"]) for group in groups}
     assert group_sizes == {(0.2, 0.1): 1, (0.2, 0.0): 1, (0.1, 0.1): 1, (0.0, 0.0): 1}
     optimizers.check_lr_multipliers(settings, dict(layers.named_parameters()))
     wrong, names = Optimizer(lr_multipliers={"modle.": 0.5}), list(dict(layers.named_parameters()))

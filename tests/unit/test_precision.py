@@ -74,9 +74,8 @@ def test_a_requested_precision_is_obeyed_with_a_warning_if_it_is_emulated(
     warning = "execution.precision: bf16 is emulated here, without a gain in speed"
     for speed, is_warned in ((None, True), (0.5, True), (2.0, False)):
         caplog.clear()
-        settings = run(tmp_path, "bf16").model_copy(
-            update={"accelerator": build_accelerator(speed)}
-        )
+        accelerator = {"accelerator": build_accelerator(speed)}
+        settings = run(tmp_path, "bf16").model_copy(update=accelerator)
         resolved = resolve_defaults(settings, process(0, 1), NO_SUPERVISOR)
         assert resolved.execution.precision == "bf16"
         assert (warning in caplog.messages) is is_warned

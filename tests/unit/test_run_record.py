@@ -37,10 +37,7 @@ def owned_folder(tmp_path: Path) -> Path:
     ("changes", "difference"),
     [
         ({"seed": 8}, "seed is 7, not 8"),
-        (
-            {"task": {"kind": "mlm", "mlm_probability": 0.3}},
-            "task.mlm_probability is 0.15, not 0.3",
-        ),
+        ({"task": {"mlm_probability": 0.3}}, "task.mlm_probability is 0.15, not 0.3"),
         ({"model": {"config": {"hidden_size": 64}}}, "model.config.hidden_size is 32, not 64"),
         ({"model": {"dropout": 0.0}}, "model.dropout is 0.1, not 0.0"),
         ({"optimizer": {"learning_rate": 0.1}}, "optimizer.learning_rate is 0.003, not 0.1"),
@@ -164,18 +161,13 @@ def test_decisions_of_the_first_attempt_are_kept(tmp_path: Path) -> None:
     decided = {"precision": "bf16", "threads": 5, "processes": 2}
     run_record.write_records(tmp_path, run(tmp_path, execution=decided), "f00", "id-1", "w")
     left_open = {"precision": "auto", "threads": None}
-    same = run_record.inherit_decisions(
-        run(tmp_path, execution={**left_open, "processes": 2}), tmp_path
-    )
-    assert (same.execution.precision, same.execution.threads) == ("bf16", 5)
-    other = run_record.inherit_decisions(
-        run(tmp_path, execution={**left_open, "processes": 4}), tmp_path
-    )
-    assert (other.execution.precision, other.execution.threads) == ("bf16", None)
-    overridden = run_record.inherit_decisions(
-        run(tmp_path, execution={"precision": "fp32", "threads": 1}), tmp_path
-    )
-    assert (overridden.execution.precision, overridden.execution.threads) == ("fp32", 1)
+    for table, expected in (
+        ({**left_open, "processes": 2}, ("bf16", 5)),
+        ({**left_open, "processes": 4}, ("bf16", None)),
+        ({"precision": "fp32", "threads": 1}, ("fp32", 1)),
+    ):
+        same = run_record.inherit_decisions(run(tmp_path, execution=table), tmp_path)
+        assert (same.execution.precision, same.execution.threads) == expected
 
 
 TARGET = {"metric": "heldout/loss", "at_most": 5.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from regauge.run_folders import checkpoint_files
+from regauge.run_folders.checkpoint_files import checkpoint_name
 from regauge.system.errors import NoCheckpointError, TransientError
 from regauge.system.processes import World
 from regauge.training.checkpoint import saver as saver_module
@@ -44,7 +44,7 @@ def test_a_checkpoint_has_the_saved_values(tmp_path: Path, *, async_save: bool) 
         value.zero_()  # training continues
     saver.wait()
     path = find_newest(tmp_path, ALONE)
-    assert path == tmp_path / checkpoint_files.checkpoint_name(4)
+    assert path == tmp_path / checkpoint_name(4)
     filled = build_tensors(0.0)
     assert load_checkpoint(path, filled) == {"step": 4}
     for name, value in build_tensors(1.5).items():
@@ -75,7 +75,7 @@ def test_tensors_may_change_only_after_they_are_copied(
         value.zero_()
     saver.wait()
     filled = build_tensors(0.0)
-    load_checkpoint(tmp_path / checkpoint_files.checkpoint_name(4), filled)
+    load_checkpoint(tmp_path / checkpoint_name(4), filled)
     assert filled["model.a"].equal(build_tensors(1.5)["model.a"])
 
 
@@ -94,22 +94,19 @@ def test_a_failed_copy_fails_the_save(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("regauge"), "propagate", True)
     saver = build_saver(tmp_path)
     for step in (2, 4, 6):
         saver.save(step, build_tensors(step), {"step": step}, {})
     saver.wait()
-    next((tmp_path / checkpoint_files.checkpoint_name(6)).glob("*.safetensors")).write_bytes(
-        b"torn"
-    )
-    (tmp_path / checkpoint_files.checkpoint_name(4) / checkpoint_files.MANIFEST).unlink()
-    assert find_newest(tmp_path, ALONE) == tmp_path / checkpoint_files.checkpoint_name(2)
+    next((tmp_path / checkpoint_name(6)).glob("*.safetensors")).write_bytes(b"torn")
+    (tmp_path / checkpoint_name(4) / checkpoint_files.MANIFEST).unlink()
+    assert find_newest(tmp_path, ALONE) == tmp_path / checkpoint_name(2)
     first, second = [record.getMessage() for record in caplog.records][:2]
     assert first.startswith("skipping a damaged checkpoint: ")
-    assert checkpoint_files.checkpoint_name(6) in first
-    assert checkpoint_files.checkpoint_name(4) in second
+    assert checkpoint_name(6) in first
+    assert checkpoint_name(4) in second
 
 
 def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_path: Path) -> None:
@@ -119,7 +116,7 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_pat
         saver.save(step, build_tensors(step), {"step": step}, {})
     saver.wait()
     for step in (2, 4):
-        (tmp_path / checkpoint_files.checkpoint_name(step) / checkpoint_files.MANIFEST).unlink()
+        (tmp_path / checkpoint_name(step) / checkpoint_files.MANIFEST).unlink()
     with pytest.raises(NoCheckpointError, match="restore one from a copy") as caught:
         find_newest(tmp_path, ALONE)
     assert caught.value.exit_code == 65
@@ -138,7 +135,7 @@ def test_a_failed_save_is_logged_and_a_failed_last_save_raises(
     assert find_newest(tmp_path, ALONE) is None
     saver.save(6, build_tensors(6), {"step": 6}, {})
     saver.wait()
-    assert find_newest(tmp_path, ALONE) == tmp_path / checkpoint_files.checkpoint_name(6)
+    assert find_newest(tmp_path, ALONE) == tmp_path / checkpoint_name(6)
 
 
 def test_the_third_consecutive_failed_save_raises(
@@ -170,9 +167,8 @@ def test_scalars_and_pickles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"scalars do not belong .*'step'"):
         tensors.save_tensors(tmp_path, {"step": torch.tensor(3.0), "a": torch.ones(2)}, None)
     (tmp_path / "a.safetensors").write_bytes(b"PK\x03\x04 a zip archive of pickles")
-    assert "a.safetensors is not a valid safetensors file" in (
-        tensors.find_bad_header(tmp_path) or ""
-    )
+    problem = tensors.find_bad_header(tmp_path) or ""
+    assert "a.safetensors is not a valid safetensors file" in problem
 
 
 def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
@@ -183,12 +179,10 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     saver.wait()
     assert checkpoint_files.list_steps(tmp_path) == [4, 2]
     document = json.loads((tmp_path / checkpoint_files.BEST).read_text())
-    assert document["checkpoint"] == checkpoint_files.checkpoint_name(2)
+    assert document["checkpoint"] == checkpoint_name(2)
     assert (document["metric"], document["value"]) == ("heldout/loss", 2.0)
-    assert (
-        load_file(next((tmp_path / document["checkpoint"]).glob("*.safetensors")))["model.a"][0, 0]
-        == 2
-    )
+    (file,) = (tmp_path / document["checkpoint"]).glob("*.safetensors")
+    assert load_file(file)["model.a"][0, 0] == 2
 
 
 BEST_VALUE = {"metric": "heldout/loss", "value": 2.0}
@@ -211,7 +205,7 @@ def store() -> Iterator[str]:
 def list_stored_files(step: int) -> list[str]:
     """Return the paths of the files of a checkpoint in the object store."""
     paths = fsspec.filesystem("memory").store
-    return sorted(path for path in paths if checkpoint_files.checkpoint_name(step) in path)
+    return sorted(path for path in paths if checkpoint_name(step) in path)
 
 
 def test_the_best_checkpoint_is_downloaded_and_kept_on_another_machine(
@@ -219,13 +213,11 @@ def test_the_best_checkpoint_is_downloaded_and_kept_on_another_machine(
 ) -> None:
     save_steps(build_saver(tmp_path / "a", keep_last=1, remote=store), range(1, 5), best=2)
     saver = build_saver(tmp_path / "b", keep_last=1, remote=store)
-    assert saver.find_newest() == tmp_path / "b" / checkpoint_files.checkpoint_name(4)
+    assert saver.find_newest() == tmp_path / "b" / checkpoint_name(4)
     assert checkpoint_files.read_best(tmp_path / "b") is None
     saver.fetch_best(2, BEST_VALUE)
-    assert checkpoint_files.read_best(tmp_path / "b") == {
-        "checkpoint": checkpoint_files.checkpoint_name(2),
-        **BEST_VALUE,
-    }
+    best = checkpoint_files.read_best(tmp_path / "b")
+    assert best == {"checkpoint": checkpoint_name(2), **BEST_VALUE}
     save_steps(saver, (5, 6, 7))
     assert checkpoint_files.list_steps(tmp_path / "b") == [7, 2]
     assert list_stored_files(2)
@@ -274,7 +266,7 @@ def test_a_best_checkpoint_that_the_store_has_damaged_is_not_whole(
     else:
         files.pipe_file(weights, files.cat_file(weights)[:-4])
     saver = build_saver(tmp_path / "b", keep_last=1, remote=store)
-    assert saver.find_newest() == tmp_path / "b" / checkpoint_files.checkpoint_name(3)
+    assert saver.find_newest() == tmp_path / "b" / checkpoint_name(3)
     saver.fetch_best(2, BEST_VALUE)
     assert saver.find_step(2) is None
 
@@ -286,4 +278,4 @@ def test_a_newest_checkpoint_that_lost_a_file_in_the_store_is_skipped(
     weights = next(path for path in list_stored_files(2) if path.endswith(".safetensors"))
     fsspec.filesystem("memory").rm_file(weights)
     saver = build_saver(tmp_path / "b", remote=store)
-    assert saver.find_newest() == tmp_path / "b" / checkpoint_files.checkpoint_name(1)
+    assert saver.find_newest() == tmp_path / "b" / checkpoint_name(1)

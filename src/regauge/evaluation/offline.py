@@ -162,7 +162,7 @@ def compute_heldout_metrics(
     target = parse_choice("accelerators", REFERENCE_KIND), torch.device("cpu")
     evaluation = Evaluation(rows=rows)
     heldout = _build_heldout_set(task, opened, target, world=World(), evaluation=evaluation, seed=0)
-    return heldout.compute_metrics(module)
+    return heldout.evaluate(module)[0]
 
 
 def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) -> Task:
@@ -222,7 +222,7 @@ def _evaluate_all(
 
     if settings.evaluate.untrained:
         untrained, heldout = _select_random_model(list(models.values()))
-        metrics = heldout.compute_metrics(load_module(heldout, untrained))
+        metrics = heldout.evaluate(load_module(heldout, untrained))[0]
         results.rows.append({"name": "untrained", **metrics})
     outputs: dict[str, torch.Tensor] = {}
     for name, (model, heldout) in models.items():

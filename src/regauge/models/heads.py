@@ -66,7 +66,7 @@ def train_head(model: PreTrainedModel) -> None:
     }
     for name, value in model.named_parameters():
         if id(value) not in inner and base_weight_name(name) == name:
-            value.requires_grad_(requires_grad=True)
+            value.requires_grad = True
 
 
 def check_trained(module: nn.Module, trainable_layers: TrainableLayers) -> None:

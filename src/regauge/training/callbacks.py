@@ -83,7 +83,7 @@ class CallbackHook(Hook):
         steps: int,
     ) -> None:
         self._callbacks = callbacks
-        self._facts: dict[str, Any] = {
+        self._run: dict[str, Any] = {
             "model": model,
             "folder": folder,
             "rank": rank,
@@ -91,19 +91,18 @@ class CallbackHook(Hook):
         }
 
     def after_step(self, step: int) -> None:
-        event = TrainingEvent(step, **self._facts)
-        for callback in self._callbacks:
-            callback.on_step(event)
+        self._call("on_step", step)
 
     def after_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        event = TrainingEvent(step, metrics=dict(metrics), **self._facts)
-        for callback in self._callbacks:
-            callback.on_evaluate(event)
+        self._call("on_evaluate", step, metrics=dict(metrics))
 
     def after_save(self, step: int, checkpoint: Path) -> None:
-        event = TrainingEvent(step, checkpoint=checkpoint, **self._facts)
+        self._call("on_save", step, checkpoint=checkpoint)
+
+    def _call(self, method: str, step: int, **fields: Any) -> None:
+        event = TrainingEvent(step, **self._run, **fields)
         for callback in self._callbacks:
-            callback.on_save(event)
+            getattr(callback, method)(event)
 
 
 def load_callbacks(paths: Sequence[str]) -> list[Callback]:

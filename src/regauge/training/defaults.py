@@ -95,7 +95,6 @@ def check_device(settings: TrainSettings) -> None:
 
 
 def _check_lazy(settings: TrainSettings, accelerator: Accelerator) -> None:
-    """Raise SettingsError for settings unsupported on a lazy device."""
     optimizer = settings.optimizer.kind
     if optimizer not in CAPTURABLE_OPTIMIZERS:
         raise SettingsError(
@@ -221,7 +220,6 @@ def check_precision(accelerator: Accelerator, requested: str) -> Precision:
 
 
 def _check_fp8(accelerator: Accelerator) -> Precision:
-    """Return "fp8"; raises SettingsError with the reason if the device does not train in it."""
     remedy = 'set execution.precision = "bf16"'
     if obstacle := accelerator.fp8_obstacle():
         problem = f"accelerator '{accelerator.kind}' does not train in fp8 here: {obstacle}"

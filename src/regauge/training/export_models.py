@@ -12,14 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.models import (
-    architectures,
-    dual_encoder,
-    heads,
-    lora,
-    sentence_transformers,
-    weights,
-)
+from regauge.models import architectures, dual_encoder, heads, lora, sentence_transformers, weights
 from regauge.models.custom import CustomModule
 from regauge.models.modules import Encoder
 from regauge.models.multitask import modules_by_task
@@ -148,18 +141,16 @@ def _write_folder(
     weights.save_model_folder(folder, config, model_weights(), tokenizer)
     document_encoder.finish(config, tokenizer)
     heads.write_head(folder, head)
-    use = None if isinstance(module, CustomModule) else _describe_use(task, module, tokenizer)
+    use = None
+    if not isinstance(module, CustomModule):
+        use = TextUse(
+            tokenizer,
+            task.manifest.tokenizer,
+            _find_max_length(task, module),
+            is_generative=task.task.generative,
+            has_special_tokens=task.task.has_special_tokens,
+        )
     write_text_form(folder, module, use, start)
-
-
-def _describe_use(task: TaskRuntime, module: TextModule, tokenizer: Path) -> TextUse:
-    return TextUse(
-        tokenizer,
-        task.manifest.tokenizer,
-        _find_max_length(task, module),
-        is_generative=task.task.generative,
-        has_special_tokens=task.task.has_special_tokens,
-    )
 
 
 def _find_start(context: RunContext) -> Path | None:

@@ -6,14 +6,12 @@ once, by the global batch's weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regauge.data.randomness import hash_keys
 from regauge.models.multitask import set_active_task
 from regauge.system.errors import NoProgressError
 from regauge.tasks import GATHERED_COLUMNS
@@ -21,30 +19,17 @@ from regauge.tasks import GATHERED_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regauge.accelerators import Accelerator, Batch
+    from regauge.accelerators import Batch
     from regauge.tasks import Task
     from regauge.training.strategies import ShardedModel
 
+    SeedMicrobatch = Callable[[int], None]
 
 INITIAL_SCALE = 2.0**16
 MIN_SCALE = 2.0**-16
 """The run fails below this loss scale."""
 GROWTH_INTERVAL_STEPS = 2000
 """Finite steps after which the loss scale doubles."""
-
-
-@dataclass(frozen=True)
-class DropoutSeed:
-    """Key for torch's random generators, so a run with native dropout can be resumed."""
-
-    accelerator: Accelerator
-    seed: int
-    step: int
-    rank: int
-
-    def seed_microbatch(self, microbatch: int) -> None:
-        key = int(hash_keys(self.seed, self.step, self.rank, microbatch))
-        self.accelerator.seed(key >> 1)
 
 
 class GradientComputer:
@@ -73,26 +58,29 @@ class GradientComputer:
         self._task_name = task_name
 
     def accumulate_gradients(
-        self, batches: list[Batch], loss_scale: Tensor, dropout_seed: DropoutSeed | None = None
+        self,
+        batches: list[Batch],
+        loss_scale: Tensor,
+        seed_microbatch: SeedMicrobatch | None = None,
     ) -> Tensor:
         """Accumulate gradients over a global batch; return its [loss sum, weight].
 
-        `loss_scale` multiplies the loss sum, and with it the gradients. `dropout_seed` is None if
-        nothing draws from torch's generators.
+        `loss_scale` multiplies the loss sum, and with it the gradients. `seed_microbatch`, called
+        with the number of each microbatch, seeds torch's generators if a module draws from them.
         """
         set_active_task(self._model.module, self._task_name)
         self._model.module.train()
         if self._task.needs_global_batch:
-            return self._accumulate_global_batch(batches, loss_scale, dropout_seed)
-        return self._accumulate_microbatches(batches, loss_scale, dropout_seed)
+            return self._accumulate_global_batch(batches, loss_scale, seed_microbatch)
+        return self._accumulate_microbatches(batches, loss_scale, seed_microbatch)
 
     def _accumulate_microbatches(
-        self, batches: list[Batch], loss_scale: Tensor, dropout_seed: DropoutSeed | None
+        self, batches: list[Batch], loss_scale: Tensor, seed_microbatch: SeedMicrobatch | None
     ) -> Tensor:
         totals = []
         for index, batch in enumerate(batches, start=1):
             with self._model.backward_pass(is_last=index == len(batches)):
-                outputs = self._compute_outputs(batch, index, dropout_seed)
+                outputs = self._compute_outputs(batch, index, seed_microbatch)
                 loss, weight = self._task.loss(outputs, batch)
                 (loss * loss_scale).backward()
             totals.append(torch.stack([loss.detach().float(), weight.float()]))
@@ -100,7 +88,7 @@ class GradientComputer:
         return all_reduce_sum(torch.stack(totals).sum(0))
 
     def _accumulate_global_batch(
-        self, batches: list[Batch], loss_scale: Tensor, dropout_seed: DropoutSeed | None
+        self, batches: list[Batch], loss_scale: Tensor, seed_microbatch: SeedMicrobatch | None
     ) -> Tensor:
         """Compute the outputs of all microbatches, then one loss over them, then the gradients.
 
@@ -111,7 +99,7 @@ class GradientComputer:
         outputs = []
         with torch.set_grad_enabled(not needs_recompute):
             for index, batch in enumerate(batches, start=1):
-                outputs.append(self._compute_outputs(batch, index, dropout_seed))
+                outputs.append(self._compute_outputs(batch, index, seed_microbatch))
                 self._end_microbatch()
         vectors = [output["vectors"].detach() for output in outputs]
         global_batch = gather_by_slot(vectors, batches, self._num_slots)
@@ -123,15 +111,17 @@ class GradientComputer:
         for index, (batch, output) in enumerate(zip(batches, outputs, strict=True), start=1):
             with self._model.backward_pass(is_last=index == len(batches)):
                 if needs_recompute:
-                    output = self._compute_outputs(batch, index, dropout_seed)  # noqa: PLW2901
+                    output = self._compute_outputs(batch, index, seed_microbatch)  # noqa: PLW2901
                 local_gradient = gradient[batch["slots"]] * batch["real"][:, None]
                 output["vectors"].backward(local_gradient)
             self._end_microbatch()
         return totals
 
-    def _compute_outputs(self, batch: Batch, index: int, dropout_seed: DropoutSeed | None) -> Batch:
-        if dropout_seed is not None:
-            dropout_seed.seed_microbatch(index)
+    def _compute_outputs(
+        self, batch: Batch, index: int, seed_microbatch: SeedMicrobatch | None
+    ) -> Batch:
+        if seed_microbatch is not None:
+            seed_microbatch(index)
         if self._model.has_forward_collectives:
             self._before_collective()
         outputs: Batch = self._model.module(batch)

@@ -18,7 +18,7 @@ from regauge.tasks import GATHERED_COLUMNS, ITEMS
 from regauge.training.gradients import all_reduce_sum, gather_by_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from torch import nn
@@ -57,30 +57,53 @@ class HeldoutSet:
     """Name of a dataset that is mixed in; empty for the task's main dataset."""
     custom_metrics: tuple[CustomMetric, ...] = ()
 
-    def compute_metrics(self, module: nn.Module) -> dict[str, float]:
-        """Return a module's metrics; every process gets the same values."""
-        return self.evaluate(module)[0]
-
     def evaluate(self, module: nn.Module) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """Return a module's metrics and outputs.
+        """Return a module's metrics and outputs; every process gets the same values.
 
         Outputs, in row order, are returned only for tasks with `metrics_need_all_rows` or custom
         metrics. Raises DataError if a custom metric fails.
         """
         set_active_task(module, self.task_name)
-        batches, rows = self.read_batches()
-        metrics, outputs = evaluate_batches(
-            self.task,
-            module,
-            batches,
-            rows * self.task.slots_per_row(),
-            self.end_microbatch,
-            needs_outputs=bool(self.custom_metrics),
-        )
+        module.eval()
+        with torch.no_grad():
+            metrics, outputs = self._evaluate(module)
         if self.custom_metrics:
             tensors = self.task.metric_arrays(select_real(outputs))
             metrics = compute_custom_metrics(self.custom_metrics, tensors, metrics)
         return metrics, outputs
+
+    def _evaluate(self, module: nn.Module) -> tuple[dict[str, float], Batch]:
+        """Return the metrics over all processes, and the outputs in slot order if needed.
+
+        Sums are exact and count each row once; means are taken at the end.
+        """
+        task = self.task
+        gathers = bool(self.custom_metrics) or task.metrics_need_all_rows
+        tables: list[Tensor] = []
+        vectors: list[Tensor] = []
+        slots: list[Batch] = []
+        names: list[str] = []
+        outputs: Batch = {}
+        batches, num_rows = self.read_batches()
+        for batch in batches:
+            stop_signals.check_stop()
+            output = module(batch)
+            if gathers:
+                vectors.append(task.eval_outputs(output, batch))
+                slots.append({name: batch[name] for name in GATHERED if name in batch})
+            if not task.metrics_need_all_rows:
+                names, table = _build_table(task.metric_sums(output, batch))
+                tables.append(table)
+            self.end_microbatch()
+        if gathers:
+            outputs = gather_by_slot(vectors, slots, num_rows * task.slots_per_row())
+        if task.metrics_need_all_rows:
+            names, table = _build_table(task.metric_sums(outputs, outputs))
+            self.end_microbatch()
+            return task.derive_metrics(_divide(names, table.cpu())), outputs
+        total = torch.stack([table.cpu() for table in tables]).double().sum(0).float()
+        means = _divide(names, all_reduce_sum(total.to(tables[0].device)).cpu())
+        return task.derive_metrics(means), outputs
 
     def read_batches(self) -> tuple[Iterator[Batch], int]:
         """Return this process's batches on the device, and the row count with padding."""
@@ -100,54 +123,6 @@ def select_real(outputs: Batch) -> Batch:
     """Return an evaluation's outputs on the CPU, without padding rows."""
     is_real = outputs["real"].cpu() > 0
     return {"vectors": outputs["vectors"].cpu()[is_real]}
-
-
-def evaluate_batches(
-    task: Task,
-    module: nn.Module,
-    batches: Iterable[Batch],
-    num_slots: int,
-    end_microbatch: Callable[[], None],
-    *,
-    needs_outputs: bool = False,
-) -> tuple[dict[str, float], Batch]:
-    """Return the metrics over the batches of all processes, and the outputs.
-
-    Sums are exact and count each row once; means are taken at the end. Every process gets the same
-    values. Outputs are in slot order if they are needed or if the task has `metrics_need_all_rows`,
-    else empty.
-
-    `num_slots` is the number of sequences in all processes' batches, padding included.
-    `end_microbatch` is called after each batch.
-    """
-    module.eval()
-    gathers = needs_outputs or task.metrics_need_all_rows
-    tables: list[Tensor] = []
-    vectors: list[Tensor] = []
-    slots: list[Batch] = []
-    names: list[str] = []
-    outputs: Batch = {}
-    with torch.no_grad():
-        for batch in batches:
-            stop_signals.check_stop()
-            output = module(batch)
-            if gathers:
-                vectors.append(task.eval_outputs(output, batch))
-                slots.append({name: batch[name] for name in GATHERED if name in batch})
-            if not task.metrics_need_all_rows:
-                names, table = _build_table(task.metric_sums(output, batch))
-                tables.append(table)
-            end_microbatch()
-        if gathers:
-            outputs = gather_by_slot(vectors, slots, num_slots)
-        if task.metrics_need_all_rows:
-            names, table = _build_table(task.metric_sums(outputs, outputs))
-            end_microbatch()
-            return task.derive_metrics(_divide(names, table.cpu())), outputs
-        device = tables[0].device
-        total = torch.stack([table.cpu() for table in tables]).double().sum(0).float()
-    means = _divide(names, all_reduce_sum(total.to(device)).cpu())
-    return task.derive_metrics(means), outputs
 
 
 def compute_means(sums: MetricSums) -> dict[str, float]:

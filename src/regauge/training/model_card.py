@@ -25,6 +25,7 @@ from regauge.system import jsonl
 from regauge.system.files import write_atomic
 from regauge.system.json_files import find_json
 from regauge.system.log import logger
+from regauge.system.wording import format_count
 
 README, TEMPLATE = "README.md", "model_card.md.jinja"
 REMEDY = "copy the folder again"
@@ -41,33 +42,6 @@ PIPELINES = {
     "ForTokenClassification": "token-classification",
 }
 """transformers class name suffix -> Hub pipeline."""
-USAGES = {
-    "fill-mask": """from transformers import pipeline
-
-fill_mask = pipeline("fill-mask", model=".")
-print(fill_mask(f"Open a {fill_mask.tokenizer.mask_token}.")[0]["token_str"])""",
-    "text-generation": """from transformers import pipeline
-
-generate = pipeline("text-generation", model=".")
-print(generate("Open a", max_new_tokens=8)[0]["generated_text"])""",
-    "text-classification": """from transformers import pipeline
-
-classify = pipeline("text-classification", model=".")
-print(classify("Open a file."))""",
-    "token-classification": """from transformers import pipeline
-
-tag = pipeline("token-classification", model=".")
-print(tag("Open a file."))""",
-    "sentence-similarity": """from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer(".")
-print(model.encode(["Open a file.", "Delete a folder."]).shape)""",
-}
-"""Pipeline -> code that runs a model."""
-REGAUGE_USAGE = """import regauge
-
-model = regauge.load(".")
-print(model)"""
 PEFT_CLASSES = {
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
@@ -78,9 +52,13 @@ PEFT_CLASSES = {
 @dataclass(frozen=True)
 class _Model:
     library: str
-    usage: str = ""
     pipeline: str | None = None
     tags: tuple[str, ...] = ()
+    peft_class: str = ""
+    num_labels: int = 0
+    """Classes of an adapter's classifier; 0 for other models."""
+    has_usage: bool = True
+    """Whether a library loads the folder without further code."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +104,13 @@ def render_card(
         metadata=_render_metadata(facts, model, task, metrics, datasets),
         name=facts.name,
         summary=_describe_purpose(model, task),
-        usage=model.usage,
-        data="\n\n".join(_describe_dataset(path) for path in datasets),
-        metrics=_tabulate("Metric", {key: _format_value(metrics[key]) for key in metrics}),
+        model=model,
+        datasets=[_describe_dataset(path) for path in datasets],
+        metrics={key: formatting.number(metrics[key]) for key in metrics},
         step=formatting.number(step),
-        training=_tabulate("Setting", _list_training(facts, task, step)),
-        cost=_tabulate("Cost of the run", _list_cost(facts)),
-        lineage=_tabulate("Origin", _list_lineage(facts)),
+        training=_list_training(facts, task, step),
+        cost=_list_cost(facts),
+        lineage=_list_lineage(facts),
     )
     body = re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
     return f"{body}\n<!-- Regauge model card {_hash(body)} -->\n"
@@ -194,24 +172,20 @@ def _describe_model(folder: Path) -> _Model:
     if adapter is not None:
         name = PEFT_CLASSES.get(str(adapter.get("task_type")), "AutoPeftModel")
         merged = find_json(folder.with_name("model") / "config.json", REMEDY) or {}
-        labels = merged.get("id2label") if name == PEFT_CLASSES["SEQ_CLS"] else None
-        arguments = f'".", num_labels={len(labels)}' if labels else '"."'
-        code = (
-            f"from peft import {name}\n\nmodel = {name}.from_pretrained({arguments})\nprint(model)"
-        )
-        return _Model("peft", code, tags=("lora",))
+        labels = merged.get("id2label", ()) if name == PEFT_CLASSES["SEQ_CLS"] else ()
+        return _Model("peft", tags=("lora",), peft_class=name, num_labels=len(labels))
     config = find_json(folder / "config.json", REMEDY) or {}
     has_documents = (folder / "documents" / "config.json").is_file()
     if (folder / "modules.json").is_file() and not has_documents:
         pipeline = "sentence-similarity"
         tags = ("sentence-transformers", "feature-extraction")
-        return _Model("sentence-transformers", USAGES[pipeline], pipeline, tags)
+        return _Model("sentence-transformers", pipeline, tags)
     (name,) = (config.get("architectures") or [""])[:1]
     matches = [pipeline for end, pipeline in PIPELINES.items() if name.endswith(end)]
     is_plain = not has_documents and not (folder / "head.safetensors").is_file()
     if matches and is_plain:
-        return _Model("transformers", USAGES[matches[0]], matches[0])
-    return _Model("regauge", REGAUGE_USAGE if name else "")
+        return _Model("transformers", matches[0])
+    return _Model("regauge", has_usage=bool(name))
 
 
 def _render_metadata(
@@ -277,19 +251,19 @@ def _list_sources(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [source] if isinstance(source, dict) else list(source)
 
 
-def _describe_dataset(path: Path) -> str:
+def _describe_dataset(path: Path) -> dict[str, str]:
     manifest = _read_manifest(path)
     rows = {f"`{path}`": "dataset"}
     for name, split in manifest.get("splits", {}).items():
         shards = split.get("shards", ())
         count, tokens = split["rows"], sum(shard.get("tokens", 0) for shard in shards)
-        texts = (_count(count, "row"), _count(tokens, "token"))
+        texts = (format_count(count, "row"), format_count(tokens, "token"))
         rows[f"split `{name}`"] = ", ".join(texts)
     for source in _list_sources(manifest):
         names = source.get("files") or source.get("roots") or source.get("name") or ""
         names = [names] if isinstance(names, str) else names
         rows[f"source `{source.get('kind')}`"] = ", ".join(f"`{name}`" for name in names) or "-"
-    return _tabulate("Dataset", rows)
+    return rows
 
 
 def _list_training(facts: _Run, task: dict[str, Any], step: int | None) -> dict[str, str]:
@@ -299,7 +273,7 @@ def _list_training(facts: _Run, task: dict[str, Any], step: int | None) -> dict[
     optimizer = settings.get("optimizer", {})
     accelerator = (settings.get("accelerator") or {}).get("kind", formatting.UNKNOWN)
     processes = attempt.get("processes") or execution.get("processes") or 1
-    nodes = attempt.get("nodes") or 1
+    machines = format_count(attempt.get("nodes") or 1, "machine")
     return {
         "task": f"`{task.get('kind')}`",
         "steps": formatting.number(step),
@@ -308,7 +282,7 @@ def _list_training(facts: _Run, task: dict[str, Any], step: int | None) -> dict[
         "optimizer": f"`{optimizer.get('kind')}`",
         "learning rate": f"{optimizer.get('learning_rate')}",
         "precision": str(execution.get("precision", formatting.UNKNOWN)),
-        "hardware": f"`{accelerator}`, {_count(processes, 'process')}, {_count(nodes, 'machine')}",
+        "hardware": f"`{accelerator}`, {format_count(processes, 'process')}, {machines}",
         "strategy": f"`{(settings.get('strategy') or {}).get('kind', 'single')}`",
         "seed": str(settings.get("seed")),
     }
@@ -342,19 +316,3 @@ def _list_lineage(facts: _Run) -> dict[str, str]:
     rows["hash of the initial weights"] = f"`{identity.get('weights_checksum')}`"
     rows["fingerprint of the data"] = f"`{identity.get('data_fingerprint')}`"
     return rows | {f"version of {name}": number for name, number in facts.packages.items()}
-
-
-def _count(value: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{formatting.number(value)} {noun if value == 1 else plural}"
-
-
-def _format_value(value: object) -> str:
-    return formatting.number(value)
-
-
-def _tabulate(title: str, rows: dict[str, str]) -> str:
-    """Return a two-column Markdown table; empty without rows."""
-    cells = {name: value.replace("|", "\\|") for name, value in rows.items()}
-    lines = [f"| {name} | {value} |" for name, value in cells.items()]
-    return "\n".join([f"| {title} | |", "| --- | --- |", *lines]) + "\n" if rows else ""

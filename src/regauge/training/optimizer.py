@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regauge.data.randomness import hash_keys
 from regauge.system.errors import SettingsError
-from regauge.training.gradients import DropoutSeed
 from regauge.training.lamb import Lamb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
 
@@ -270,8 +270,9 @@ def optimizer_step(
     return totals, norm
 
 
-def _dropout_seed(context: RunContext, state: TrainState) -> DropoutSeed | None:
-    """Return the framework generator's seed; None if dropout masks are counter-based."""
+def _dropout_seed(context: RunContext, state: TrainState) -> Callable[[int], None] | None:
+    """Return what seeds torch's generators for a microbatch; None for counter-based dropout."""
     if context.settings.model.dropout_kind == "counter":
         return None
-    return DropoutSeed(context.accelerator, context.settings.seed, state.step, context.world.rank)
+    keys = context.settings.seed, state.step, context.world.rank
+    return lambda microbatch: context.accelerator.seed(int(hash_keys(*keys, microbatch)) >> 1)

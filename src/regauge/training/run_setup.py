@@ -38,7 +38,6 @@ from regauge.training.state import TrainState
 from regauge.training.strategies import Placement, ShardedModel, Strategy
 from regauge.training.task_runtime import (
     DeviceContext,
-    TaskRuntime,
     build_module,
     build_task_runtime,
 )
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.data.dataset import Dataset, DatasetManifest
+    from regauge.data.dataset import DatasetManifest
     from regauge.models.init_weights import InitialWeights
     from regauge.models.modules import TextModule
     from regauge.models.multitask import MultiTaskModel
@@ -96,16 +95,21 @@ def set_up(
         sum_gradients_in_fp32(module)
     if remark and world.is_main_process:
         logger.info("%s", remark)
-    site = Placement(world, device, module.compute_dtype, blocks, accelerator.is_lazy, weights)
-    model = _shard(module, site, strategy, execution, accelerator)
+    dtype, lazy = module.compute_dtype, accelerator.is_lazy
+    placement = Placement(world, device, dtype, blocks, lazy, weights)
+    model = _shard(module, placement, strategy, execution, accelerator)
     ledger = Ledger(
         _meter(settings, world, reporter), reporter.heartbeat.beat, accelerator.compile_seconds
     )
     hooks = _hooks(ledger, injector, world, device)
-    mark = _end_microbatch(accelerator, reporter)
-    placement = DeviceContext(world, device, accelerator, mark, hooks.before_collective)
-    tasks = _tasks(settings, datasets, model, placement)
+    end_microbatch = _end_microbatch(accelerator, reporter)
+    devices = DeviceContext(world, device, accelerator, end_microbatch, hooks.before_collective)
+    tasks = tuple(
+        build_task_runtime(settings, config, dataset, model, devices)
+        for config, dataset in zip(settings.task_configs, datasets, strict=True)
+    )
     schedule = TaskSchedule([task.weight for task in settings.task_configs])
+    flops_per_token = schedule.mean([task.flops_per_token for task in tasks])
     context = RunContext(
         settings=settings,
         world=world,
@@ -116,11 +120,11 @@ def set_up(
         hooks=hooks,
         ledger=ledger,
         metrics=MetricsWindow(device, world, ledger, tuple(task.name for task in tasks)),
-        mfu=MfuMeter(accelerator, precision, _flops_per_token(tasks, schedule), world.size),
+        mfu=MfuMeter(accelerator, precision, flops_per_token, world.size),
         saver=_saver(settings, world, hooks, reporter),
         cache=_open_cache(settings, module, [task.bucket_lengths for task in tasks], world),
         reporter=reporter,
-        end_microbatch=mark,
+        end_microbatch=end_microbatch,
     )
     context.pack_batches()
     state = _state(context, model, weights, precision)
@@ -153,15 +157,6 @@ def _hooks(
     if injector is not None:
         hooks.append(injector)
     return Hooks(hooks)
-
-
-def _tasks(
-    settings: TrainSettings, datasets: list[Dataset], model: ShardedModel, placement: DeviceContext
-) -> tuple[TaskRuntime, ...]:
-    return tuple(
-        build_task_runtime(settings, config, dataset, model, placement)
-        for config, dataset in zip(settings.task_configs, datasets, strict=True)
-    )
 
 
 def _end_microbatch(accelerator: Accelerator, reporter: WorkerReporter) -> Callable[[], None]:
@@ -233,28 +228,22 @@ def _saver(settings: TrainSettings, world: World, hooks: Hooks, reporter: Worker
         if point == "rename":
             reporter.check_owner()
 
-    root = settings.output.checkpoint_folder
-    return Saver(
-        root,
-        settings.output.checkpoint,
-        world,
-        at_point,
-        reporter.heartbeat.beat,
-        on_saved=hooks.after_save,
-    )
+    output, beat, on_saved = settings.output, reporter.heartbeat.beat, hooks.after_save
+    root = output.checkpoint_folder
+    return Saver(root, output.checkpoint, world, at_point, beat, on_saved=on_saved)
 
 
 def _shard(
     module: TextModule | MultiTaskModel,
-    site: Placement,
+    placement: Placement,
     strategy: Strategy,
     execution: Execution,
     accelerator: Accelerator,
 ) -> ShardedModel:
     activation_checkpointing.apply_checkpointing(
-        site.blocks, execution.activation_checkpointing, module.dropout_keys
+        placement.blocks, execution.activation_checkpointing, module.dropout_keys
     )
-    model = strategy.prepare(module, site)
+    model = strategy.prepare(module, placement)
     accelerator.retain_freed_memory()
     if execution.activation_checkpointing != "none":
         model.needs_recompute = True
@@ -274,12 +263,6 @@ def _open_cache(
     entry = caches.open_entry(root, facts, world)
     accelerator.set_graph_cache(entry.graphs_folder)
     return entry
-
-
-def _flops_per_token(tasks: tuple[TaskRuntime, ...], schedule: TaskSchedule) -> float:
-    """Return the training FLOPs per token; for several tasks the mean over their steps."""
-    pairs = zip(schedule.weights, tasks, strict=True)
-    return sum(weight * task.flops_per_token for weight, task in pairs) / sum(schedule.weights)
 
 
 def _check_length(module: TextModule, bucket_lengths: tuple[int, ...]) -> None:

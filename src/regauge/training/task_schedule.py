@@ -58,6 +58,11 @@ class TaskSchedule:
         task, before = self._cycle[position]
         return ScheduledTask(task, cycles * self.weights[task] + before)
 
+    def mean(self, values: Sequence[float]) -> float:
+        """Return the mean of the tasks' values over all steps."""
+        pairs = zip(self.weights, values, strict=True)
+        return sum(weight * value for weight, value in pairs) / sum(self.weights)
+
     def steps_per_epoch(self, first_task_steps: int) -> int:
         """Return how many steps the run takes until the first task has done `first_task_steps`."""
         return math.ceil(first_task_steps * len(self._cycle) / self.weights[0])

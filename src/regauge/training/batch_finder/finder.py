@@ -340,7 +340,7 @@ def _format_decision(
     forecast: MemoryForecast,
     problem: str,
 ) -> dict[str, Any]:
-    """Log the decision with the reason; return it as JSON-ready fields."""
+    """Log the decision; return it as JSON-ready fields."""
     fastest = max(measurements, key=lambda size: size.rows_per_second)
     throughput = f"{best.rows_per_second:.3g} rows/s"
     if fastest.rows == best.rows:
@@ -365,7 +365,6 @@ def _read_previous_size(settings: TrainSettings, world: World) -> int | None:
 
 
 def _hash_inputs(settings: TrainSettings, world: World) -> str:
-    """Hash the decision's inputs; equal on all processes."""
     tables = dump(settings)
     names = ("task", "model", "optimizer", "batch", "data", "strategy", "accelerator")
     inputs = {name: tables.get(name) for name in names}

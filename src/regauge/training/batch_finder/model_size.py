@@ -17,11 +17,7 @@ from regauge.models.flops import FLOPS_FORMULA, ParameterCounts, compute_flops
 from regauge.models.weight_shapes import ParamSpec, count_elements, list_new_weights
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.system.units import GIGA
-from regauge.training.defaults import (
-    count_local_processes,
-    default_strategy,
-    find_accelerator,
-)
+from regauge.training.defaults import count_local_processes, default_strategy, find_accelerator
 from regauge.training.state_bytes import RunWeights
 
 if TYPE_CHECKING:

@@ -19,12 +19,7 @@ from regauge.models.architectures import (
 )
 from regauge.models.init_weights import build_initial_weights
 from regauge.models.settings import Model
-from regauge.models.weights import (
-    list_weights,
-    read_weight_file,
-    read_weights,
-    write_weights,
-)
+from regauge.models.weights import list_weights, read_weight_file, read_weights, write_weights
 from regauge.run_folders import checkpoint_files
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import check_files, stage_output
@@ -35,7 +30,6 @@ from regauge.training.checkpoint.tensors import load_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
 
 WeightFormat = Literal["hf", "peft", "torch", "sentence-transformers"]
 WEIGHT_PREFIX = "model."
@@ -157,8 +151,12 @@ def _write_model(
     if checkpoint and final model have different weights.
     """
     final, target, adapters = folders
-    model, final_weights = _build_adapted_model(final, settings), list_weights(final)
-    known = set(_list_trained_weights(model) if model else final_weights)
+    model, final_weights = None, list_weights(final)
+    known = set(final_weights)
+    if settings.lora is not None:
+        model = build_template(final)
+        add_adapters(model, settings.lora)
+        known = {name for name, value in model.named_parameters() if value.requires_grad}
     if not weights.keys() <= known or (model and weights.keys() != known):
         raise DataError(f"a checkpoint has other weights than {final}", "choose another step")
     if settings.lora is None or model is None:
@@ -191,16 +189,3 @@ def _resolve_document_settings(settings: Model) -> Model:
     model = resolve_model(settings.path)
     folder = dual_encoder.encoder_folder(model, dual_encoder.DOCUMENT_ENCODER)
     return settings.model_copy(update={"path": str(folder)})
-
-
-def _build_adapted_model(final: Path, settings: Model) -> PreTrainedModel | None:
-    """Return the run's model with its adapters, on the meta device; None without adapters."""
-    if settings.lora is None:
-        return None
-    model = build_template(final)
-    add_adapters(model, settings.lora)
-    return model
-
-
-def _list_trained_weights(model: PreTrainedModel) -> list[str]:
-    return [name for name, value in model.named_parameters() if value.requires_grad]

@@ -141,14 +141,12 @@ class Saver:
         Downloads it if only the object store has it. `best` is its metric and value.
         """
         if self._remote is not None:
-            work = _start_thread(self._download_missing, self._remote, step)
+            download = partial(download_checkpoint, if_missing=True)
+            work = _start_thread(download, self._remote, step, self._root, self._world)
             self._wait_for(work).result()
         is_local = (self._root / checkpoint_files.checkpoint_name(step)).is_dir()
         if self._world.is_main_process and is_local:
             self._write_best(step, best)
-
-    def _download_missing(self, remote: RemoteCheckpoints, step: int) -> None:
-        download_checkpoint(remote, step, self._root, self._world, if_missing=True)
 
     def _write_best(self, step: int, best: dict[str, Any]) -> None:
         document = {"checkpoint": checkpoint_files.checkpoint_name(step), **best}
@@ -221,7 +219,14 @@ class Saver:
             yield
         except Exception as error:  # noqa: BLE001 - raised again, on all processes
             problem = error
-        self._raise_on_all(problem)
+        if self._group is not None:
+            problems: list[Any] = [None] * self._world.size
+            dist.all_gather_object(problems, str(problem) if problem else None, group=self._group)
+            message = next((text for text in problems if text), None)
+            if message and problem is None:
+                raise TransientError(f"another process could not save: {message}", "see its log")
+        if problem is not None:
+            raise problem
 
     def _finish_local_files(
         self, staging: Path, state: dict[str, Any]
@@ -249,19 +254,8 @@ class Saver:
         dist.all_gather_object(shares, files, group=self._group)
         return {name: facts for share in shares for name, facts in share.items()}
 
-    def _raise_on_all(self, problem: BaseException | None) -> None:
-        if self._group is not None:
-            problems: list[Any] = [None] * self._world.size
-            dist.all_gather_object(problems, str(problem) if problem else None, group=self._group)
-            message = next((text for text in problems if text), None)
-            if message and problem is None:
-                raise TransientError(f"another process could not save: {message}", "see its log")
-        if problem is not None:
-            raise problem
-
 
 def _start_thread(work: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Run work in a new thread."""
     pool = ThreadPoolExecutor(1, "checkpoint")
     future = pool.submit(work, *arguments)
     pool.shutdown(wait=False)

@@ -239,12 +239,11 @@ def _min_run_seconds(context: RunContext) -> float | None:
     peak = context.mfu.chip.flops_per_second.get(context.settings.execution.precision)
     if peak is None:
         return None
-    pairs = zip(context.task_schedule.weights, context.tasks, strict=True)
-    tokens = sum(
-        weight * task.batch.rows * task.task.slots_per_row() * task.bucket_lengths[-1]
-        for weight, task in pairs
-    ) / sum(context.task_schedule.weights)
-    flops = tokens * context.mfu.flops_per_token * context.total_steps
+    tokens = [
+        task.batch.rows * task.task.slots_per_row() * task.bucket_lengths[-1]
+        for task in context.tasks
+    ]
+    flops = context.task_schedule.mean(tokens) * context.mfu.flops_per_token * context.total_steps
     return flops / (peak * context.world.size)
 
 

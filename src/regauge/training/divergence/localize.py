@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -53,8 +53,7 @@ class CapturedStep:
     samples: dict[tuple[Stage, str], Tensor]
 
 
-@dataclass(frozen=True)
-class StepVariants:
+class StepVariants(NamedTuple):
     """One step, computed in four variants."""
 
     baseline: CapturedStep
@@ -62,10 +61,6 @@ class StepVariants:
     reference: CapturedStep
     rounded: CapturedStep
     """The reference with noise that simulates rounding."""
-
-    @property
-    def all(self) -> tuple[CapturedStep, ...]:
-        return self.baseline, self.candidate, self.reference, self.rounded
 
 
 @dataclass(frozen=True)
@@ -136,7 +131,7 @@ def compare_step(
     keys = [
         key
         for key in variants.baseline.values
-        if all(key in variant.values for variant in variants.all)
+        if all(key in variant.values for variant in variants)
     ]
     differences = [
         _compare_value(step, key, variants) for stage in STAGES for key in keys if key[0] == stage
@@ -171,7 +166,7 @@ def compare_execution(variants: StepVariants) -> tuple[tuple[str, str, str], ...
 
 
 def _compare_value(step: int, key: tuple[Stage, str], variants: StepVariants) -> ValueDifference:
-    baseline, candidate, reference, rounded = (variant.samples[key] for variant in variants.all)
+    baseline, candidate, reference, rounded = (variant.samples[key] for variant in variants)
     value, other = variants.baseline.values[key], variants.candidate.values[key]
     difference, bound, distances = math.inf, 0.0, (0.0, 0.0)
     remark = f"{value.shape} and {other.shape}"

@@ -117,7 +117,9 @@ def read_trace(document: Document, library: str) -> Trace:
         work = list(_match_kernels(kernels, events, threads, collectives))
         return Trace(steps, work, has_device_work=True)
     # Torch computes the backward pass of a device in another thread than that of the step.
-    computing = {main_thread} | {tid for tid, spans in threads.items() if _has_backward(spans)}
+    computing = {main_thread} | {
+        tid for tid, spans in threads.items() if any(span.is_backward for span in spans)
+    }
     work = [
         interval
         for tid, spans in threads.items()
@@ -125,10 +127,6 @@ def read_trace(document: Document, library: str) -> Trace:
         if interval.kind == "communication" or (tid in computing and interval.kind != "host")
     ]
     return Trace(steps, work)
-
-
-def _has_backward(spans: Iterable[Span]) -> bool:
-    return any(span.is_backward for span in spans)
 
 
 def _read_span(event: Document) -> Span:
@@ -317,14 +315,14 @@ class Breakdown:
 def build_breakdown(trace: Trace, data_seconds: float) -> Breakdown:
     """Break down a trace; `data_seconds` is the time spent waiting for data."""
     steps = [(step.begin, step.end) for step in trace.steps]
-    work = [item for item in trace.work if _is_within(steps, item.begin)]
+    work = [item for item in trace.work if any(begin <= item.begin < end for begin, end in steps)]
     compute = [item for item in work if item.kind != "communication"]
     communication = [item for item in work if item.kind == "communication"]
     compute_seconds = _total_seconds(_merge_intervals(compute))
     busy_seconds = _total_seconds(_merge_intervals(work))
     step_seconds = _total_seconds(steps)
     # Kernels that run concurrently share their time.
-    share = compute_seconds / max(_total_seconds([_interval(item) for item in compute]), 1e-12)
+    share = compute_seconds / max(_total_seconds([item[:2] for item in compute]), 1e-12)
     kinds, parts = _sum_work(compute, share)
     exposed = busy_seconds - compute_seconds
     host = max(0.0, step_seconds - busy_seconds)
@@ -362,23 +360,15 @@ def _sum_work(
     return dict(kinds), parts
 
 
-def _interval(item: WorkInterval) -> Interval:
-    return item.begin, item.end
-
-
 def _merge_intervals(work: Iterable[WorkInterval]) -> list[Interval]:
     """Return the union of work intervals, as disjoint intervals in order."""
     merged: list[Interval] = []
-    for begin, end in sorted(_interval(item) for item in work):
+    for begin, end in sorted(item[:2] for item in work):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((begin, end))
     return merged
-
-
-def _is_within(windows: list[Interval], moment: float) -> bool:
-    return any(begin <= moment < end for begin, end in windows)
 
 
 def _total_seconds(intervals: Iterable[Interval]) -> float:

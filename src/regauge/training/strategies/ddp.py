@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.training.strategies import (
-    Placement,
-    ShardedModel,
-    Strategy,
-)
+from regauge.training.strategies import Placement, ShardedModel, Strategy
 
 if TYPE_CHECKING:
     from torch import nn

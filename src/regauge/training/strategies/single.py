@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge.training.strategies import (
-    Placement,
-    ShardedModel,
-    Strategy,
-    Transfer,
-    UpdateTraffic,
-)
+from regauge.training.strategies import Placement, ShardedModel, Strategy, Transfer, UpdateTraffic
 
 if TYPE_CHECKING:
     from torch import nn

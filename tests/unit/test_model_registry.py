@@ -10,16 +10,22 @@ from typing import Any
 
 import pytest
 
+from distributed.datasets import write_packed, write_pairs
 from regauge.cli import main
-from regauge.config import FORMAT
+from regauge.config import FORMAT, build
+from regauge.data.dataset import read_manifest
+from regauge.data.mixture import read_data_manifest
+from regauge.data.settings import DataSettings
 from regauge.registry import stages
 from regauge.registry.check import check_registry
+from regauge.registry.lineage import collect_folder_lineage
 from regauge.registry.model_reference import locate_model, parse_reference
 from regauge.registry.registered_version import RegisteredVersion
 from regauge.registry.registry import Registry
 from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
 from regauge.system.files import sha256
 from regauge.system.json_files import write_sealed
+from regauge.training.task_schedule import data_fingerprint
 from unit.small_artifacts import RUN_ID, write_artifact, write_run
 
 POINTER = "models/qa/stages/production.json"
@@ -70,6 +76,58 @@ def test_a_version_has_the_lineage_of_its_run(tmp_path: Path) -> None:
     assert document["content_sha256"] == sha256(tmp_path / "artifact" / "manifest.json")
     for name, item in document["files"].items():
         assert sha256(Path(version.folder) / name) == item["sha256"]
+
+
+def write_multitask_run(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """Return a run with two tasks and a mixed dataset, and path -> fingerprint of its datasets."""
+    run = write_run(tmp_path / "run", tmp_path / "data")
+    new, old = (
+        write_packed(tmp_path / name, seed=seed) for seed, name in enumerate(("new", "old"))
+    )
+    pairs = write_pairs(tmp_path / "pairs")
+    mixed = {"path": str(new), "mix": [{"path": str(old), "fraction": 0.5}]}
+    tasks = [{"name": "words", "data": None}, {"name": "search", "data": {"path": str(pairs)}}]
+    manifests = [read_data_manifest(build(DataSettings, mixed)), read_manifest(pairs)]
+    settings = {**read_json(run / "run.json"), "data": mixed, "task": tasks}
+    settings["run"]["data_fingerprint"] = data_fingerprint(manifests)
+    (run / "run.json").write_text(json.dumps(settings))
+    return run, {str(path): read_manifest(path).fingerprint for path in (new, old, pairs)}
+
+
+def test_every_dataset_of_a_run_has_its_own_fingerprint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder, fingerprints = write_multitask_run(tmp_path)
+    artifact = write_artifact(tmp_path / "artifact", 1, run_folder)
+    registry = Registry(tmp_path / "registry", create=True)
+    registry.register("qa", artifact)
+    shown = run(capsys, "show", "qa", "1", "--registry", registry.address)[1]
+    assert {row["path"]: row["fingerprint"] for row in shown["data"]} == fingerprints
+    assert all(row["rows"]["train"] == 40 for row in shown["data"])
+    shutil.rmtree(tmp_path / "older")
+    write_packed(tmp_path / "older", rows=30)
+    changed = collect_folder_lineage(artifact)["data"]
+    assert [row["fingerprint"] for row in changed] == [None] * 3, "they are no longer the run's"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"run": 3}', "no table data"])
+def test_a_damaged_run_is_one_warning(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_folder = write_run(tmp_path / "run", tmp_path / "data")
+    without_path = json.dumps({**read_json(run_folder / "run.json"), "data": {}})
+    text = without_path if content == "no table data" else content
+    (run_folder / "run.json").write_text(text)
+    registry = Registry(tmp_path / "registry", create=True)
+    artifact = write_artifact(tmp_path / "artifact", 1, run_folder)
+    lineage = registry.register("qa", artifact).document["lineage"]
+    [message] = caplog.messages
+    assert "\n" not in message
+    assert (lineage["data"], lineage["settings"]) == ([], {})
+    assert lineage["unknown"].startswith("data, settings and run_id: ")
+    assert lineage["checkpoint"]["run"] == str(run_folder)
+    assert lineage["checkpoint"]["model_step"] == 40
+    assert lineage["code"]["packages"] == {"torch": "2.13"}
 
 
 def test_the_parent_is_the_version_whose_run_training_started_from(tmp_path: Path) -> None:

@@ -10,23 +10,20 @@ from typing import Any, Literal
 
 from regauge import config
 from regauge.config.output_files import ENVIRONMENT, RESULT, SAVED_RUN
+from regauge.data.dataset import read_manifest
+from regauge.data.mixture import read_data_manifest
+from regauge.data.settings import DataSettings
 from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
 from regauge.system import files
 from regauge.system.children import run_tool
+from regauge.system.errors import RegaugeError
 from regauge.system.json_files import DocumentShape, find_json
+from regauge.system.log import logger
+from regauge.training.task_schedule import data_fingerprint
 
 Document = dict[str, Any]
 REPEAT_RUN = "repeat the run, or name another one"
 GIT_SECONDS = 10.0
-
-
-class TrainedRunShape(DocumentShape):
-    """Run settings recorded in the lineage."""
-
-    run: dict[str, Any]
-    data: dict[str, Any] = {}
-    task: dict[str, Any] | list[dict[str, Any]] = {}
-    model: dict[str, Any] = {}
 
 
 class RunResultShape(DocumentShape):
@@ -58,7 +55,8 @@ def find_run(model: ModelFiles, run: Path | None = None) -> Path | None:
 def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
     """Return a model's lineage with the tables data, code, settings and checkpoint.
 
-    A table is empty if its facts are unknown. Raises DataError if a run document is damaged.
+    A table is empty if its content is unknown. If `run.json` is damaged, a warning is logged, and
+    `unknown` names the damage. Raises DataError if another run document is damaged.
     """
     folder = find_run(model, run)
     origin = model.origin
@@ -68,28 +66,31 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
         "weights_sha256": origin.sha256 if origin else _find_weights_hash(model),
     }
     code: Document = {"registered_with": describe_code()}
+    lineage: Document = {"data": [], "code": code, "settings": {}, "checkpoint": checkpoint}
     if folder is None:
-        return {"data": [], "code": code, "settings": {}, "checkpoint": checkpoint}
-    settings = config.find_saved_run(folder, REPEAT_RUN) or {}
-    TrainedRunShape.model_validate(settings)
-    identity = settings.pop(config.RUN_IDENTITY, {})
+        return lineage
     environment = config.find_document(folder / ENVIRONMENT, REPEAT_RUN) or {}
     result = config.find_document(folder / RESULT, REPEAT_RUN, RunResultShape) or {}
-    checkpoint |= {
-        "run": str(folder.resolve()),
-        "run_id": identity.get("run_id"),
-        "initial_weights": identity.get("weights_checksum"),
-        "model_step": result.get("model_step"),
-        "start": settings.get("model", {}).get("init_from") or settings["model"].get("path"),
-    }
     names = ("code", "packages", "python", "platform", "variables")
-    code = {**{name: environment[name] for name in names if name in environment}, **code}
-    return {
-        "data": _describe_datasets(settings, str(identity.get("data_fingerprint"))),
-        "code": code,
+    lineage["code"] = {**{name: environment[name] for name in names if name in environment}, **code}
+    checkpoint |= {"run": str(folder.resolve()), "model_step": result.get("model_step")}
+    try:
+        settings = config.find_saved_run(folder, REPEAT_RUN) or {}
+        datasets = _list_datasets(settings)
+    except RegaugeError as error:
+        logger.warning("The model's data and settings are unknown: %s", error.problem)
+        return {**lineage, "unknown": f"data, settings and run_id: {error.problem}"}
+    identity = settings.pop(config.RUN_IDENTITY)
+    lineage |= {
+        "data": _describe_datasets(datasets, identity["data_fingerprint"]),
         "settings": settings,
-        "checkpoint": checkpoint,
     }
+    checkpoint |= {
+        "run_id": identity["run_id"],
+        "initial_weights": identity.get("weights_checksum"),
+        "start": settings["model"].get("init_from") or settings["model"].get("path"),
+    }
+    return lineage
 
 
 def collect_folder_lineage(folder: Path) -> Document:
@@ -143,16 +144,38 @@ def _run_git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _describe_datasets(settings: Document, fingerprint: str) -> list[Document]:
-    tasks = settings.get("task", {})
-    tables = [settings.get("data", {})]
-    if not isinstance(tasks, dict):
-        tables = [task.get("data") or settings.get("data", {}) for task in tasks]
-    return [_describe_dataset(Path(table["path"]), fingerprint) for table in tables]
+def _list_datasets(settings: Document) -> list[DataSettings]:
+    """Return the `data` table of each task in a `run.json`."""
+    tasks, shared = settings["task"], settings["data"]
+    tables = [shared] if isinstance(tasks, dict) else [task.get("data") or shared for task in tasks]
+    return [config.build(DataSettings, table, source="the table data") for table in tables]
 
 
-def _describe_dataset(folder: Path, fingerprint: str) -> Document:
-    """Return a dataset; without its folder only the path, and the fingerprint from the run."""
+def _describe_datasets(datasets: list[DataSettings], combined: str) -> list[Document]:
+    """Return all datasets of a run, mixed ones included; `combined` is the run's fingerprint."""
+    paths = list(dict.fromkeys(path for data in datasets for path in data.paths))
+    if len(datasets) == len(paths) == 1:
+        return [_describe_dataset(Path(paths[0]), combined)]
+    is_same = _combine_fingerprints(datasets) == combined
+    return [
+        _describe_dataset(folder, read_manifest(folder).fingerprint if is_same else None)
+        for folder in map(Path, paths)
+    ]
+
+
+def _combine_fingerprints(datasets: list[DataSettings]) -> str | None:
+    """Return a run's fingerprint, computed from the datasets; None if one is missing or damaged."""
+    try:
+        return data_fingerprint([read_data_manifest(data) for data in datasets])
+    except RegaugeError:
+        return None
+
+
+def _describe_dataset(folder: Path, fingerprint: str | None) -> Document:
+    """Return a dataset; without its folder only the path and the fingerprint.
+
+    The fingerprint is unknown if one of several datasets has changed since the run.
+    """
     path = folder / config.MANIFEST
     document = {"path": str(folder), "fingerprint": fingerprint}
     manifest = config.find_document(path, REPEAT_RUN, DatasetManifestShape)

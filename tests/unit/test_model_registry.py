@@ -104,8 +104,8 @@ def test_every_dataset_of_a_run_has_its_own_fingerprint(
     shown = run(capsys, "show", "qa", "1", "--registry", registry.address)[1]
     assert {row["path"]: row["fingerprint"] for row in shown["data"]} == fingerprints
     assert all(row["rows"]["train"] == 40 for row in shown["data"])
-    shutil.rmtree(tmp_path / "older")
-    write_packed(tmp_path / "older", rows=30)
+    shutil.rmtree(tmp_path / "old")
+    write_packed(tmp_path / "old", rows=30)
     changed = collect_folder_lineage(artifact)["data"]
     assert [row["fingerprint"] for row in changed] == [None] * 3, "they are no longer the run's"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from regauge import config
 from regauge.config.output_files import ENVIRONMENT, RESULT, SAVED_RUN
-from regauge.data.dataset import read_manifest
-from regauge.data.mixture import read_data_manifest
 from regauge.data.settings import DataSettings
 from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
 from regauge.system import files
@@ -19,7 +18,6 @@ from regauge.system.children import run_tool
 from regauge.system.errors import RegaugeError
 from regauge.system.json_files import DocumentShape, find_json
 from regauge.system.log import logger
-from regauge.training.task_schedule import data_fingerprint
 
 Document = dict[str, Any]
 REPEAT_RUN = "repeat the run, or name another one"
@@ -156,19 +154,15 @@ def _describe_datasets(datasets: list[DataSettings], combined: str) -> list[Docu
     paths = list(dict.fromkeys(path for data in datasets for path in data.paths))
     if len(datasets) == len(paths) == 1:
         return [_describe_dataset(Path(paths[0]), combined)]
-    is_same = _combine_fingerprints(datasets) == combined
-    return [
-        _describe_dataset(folder, read_manifest(folder).fingerprint if is_same else None)
-        for folder in map(Path, paths)
-    ]
+    from regauge.data.dataset import read_manifest
+    from regauge.data.mixture import read_data_manifest
+    from regauge.training.task_schedule import data_fingerprint
 
-
-def _combine_fingerprints(datasets: list[DataSettings]) -> str | None:
-    """Return a run's fingerprint, computed from the datasets; None if one is missing or damaged."""
-    try:
-        return data_fingerprint([read_data_manifest(data) for data in datasets])
-    except RegaugeError:
-        return None
+    fingerprints: dict[str, str] = {}
+    with suppress(RegaugeError):  # a dataset is missing or damaged
+        if data_fingerprint([read_data_manifest(data) for data in datasets]) == combined:
+            fingerprints = {path: read_manifest(Path(path)).fingerprint for path in paths}
+    return [_describe_dataset(Path(path), fingerprints.get(path)) for path in paths]
 
 
 def _describe_dataset(folder: Path, fingerprint: str | None) -> Document:

@@ -43,11 +43,12 @@ from regauge.evaluation.benchmark.http_load import HttpTarget, LoadResult, detec
 from regauge.evaluation.benchmark.load_generator import draw_arrivals, search_rate
 from regauge.evaluation.benchmark.load_processes import LoadProcesses
 from regauge.evaluation.benchmark.served_target import (
+    RunningServer,
     build_serve_command,
     read_phase_seconds,
+    run_server,
     subtract_phases,
 )
-from regauge.evaluation.benchmark.server_process import RunningServer, run_server
 from regauge.evaluation.benchmark.serving_settings import SaturationSettings
 from regauge.evaluation.report.charts import Bar, chart_bars
 from regauge.evaluation.report.drawing import draw_file

@@ -14,10 +14,9 @@ from fake_server import run_fake_server
 from regauge.commands import benchmark
 from regauge.config import build
 from regauge.evaluation.benchmark import served_target, serving
-from regauge.evaluation.benchmark.served_target import subtract_phases
-from regauge.evaluation.benchmark.server_process import is_healthy, run_server
+from regauge.evaluation.benchmark.served_target import is_healthy, run_server, subtract_phases
+from regauge.evaluation.benchmark.serving import read_trace
 from regauge.evaluation.benchmark.serving_settings import ServingBenchmarkSettings, TraceSettings
-from regauge.evaluation.benchmark.text_trace import read_trace
 from regauge.evaluation.report.benchmarks import build_section, read_benchmark
 from regauge.evaluation.report.page import build_report
 from regauge.evaluation.report.render import render_html, render_markdown

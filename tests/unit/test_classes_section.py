@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from regauge.config import FORMAT
-from regauge.evaluation.report.classes_section import (
+from regauge.evaluation.report.page import (
     MAX_DRAWN_CLASSES,
     MAX_ROWS,
     build_classes_sections,
+    build_report,
 )
-from regauge.evaluation.report.page import build_report
 from regauge.evaluation.report.render import render_html, render_json, render_markdown
 from regauge.run_folders.run_folder import RunFolder, read_run_folder
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, SerializeAsAny
 
 from regauge.commands import _reference, explain
-from regauge.commands._reference import markdown
+from regauge.commands._reference import build_page
 from regauge.config import Settings, choice_of
 from regauge.monitoring.trackers import Tracker
 from regauge.system import choices
@@ -146,7 +146,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_reference_page_has_every_key() -> None:
-    page = markdown.build_page()
+    page = build_page()
     for root in _reference.settings_roots().values():
         for key in _reference.list_keys(root):
             if not key.table:

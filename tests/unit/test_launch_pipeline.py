@@ -15,8 +15,8 @@ import pytest
 from launch.batch_schemas import find_request_problems, find_schema_problems
 from launch.schemas import require_schemas
 from regauge.commands import pipeline
+from regauge.commands._stages import is_follower, read_node_index
 from regauge.commands._stages.pipeline_file import read_pipeline_file, resolve_without_data
-from regauge.commands._stages.stage_node import is_follower, read_node_index
 from regauge.commands.launch import read_request
 from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, LaunchPlan

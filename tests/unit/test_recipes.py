@@ -17,8 +17,14 @@ from regauge import commands, config
 from regauge.cli import main
 from regauge.commands._recipes import field_choice
 from regauge.commands._recipes.data_file import MAX_RECORDS, find_delimiter, read_data_file
-from regauge.commands._recipes.settings import BUILDERS, DESCRIPTIONS
-from regauge.commands._recipes.writing import EXAMPLES, MAX_LINE, format_tables, write_recipe
+from regauge.commands._recipes.settings import (
+    BUILDERS,
+    DESCRIPTIONS,
+    EXAMPLES,
+    MAX_LINE,
+    format_tables,
+    write_recipe,
+)
 from regauge.data.dataset import read_manifest
 from regauge.system.errors import DataError, SettingsError
 from regauge.training.settings import TrainSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regauge.evaluation.report.page import _describe_heldout
-from regauge.evaluation.report.run_charts import build_charts
+from regauge.evaluation.report.run_section import build_charts
 from regauge.run_folders.run_folder import RunFolder, read_run_folder
 from regauge.system import jsonl
 

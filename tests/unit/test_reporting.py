@@ -17,7 +17,7 @@ from regauge.evaluation.report.charts import Curve, chart_curves
 from regauge.evaluation.report.drawing import MAX_POINTS, draw
 from regauge.evaluation.report.page import build_report
 from regauge.evaluation.report.render import render_html, render_json, render_markdown
-from regauge.evaluation.report.run_charts import build_charts
+from regauge.evaluation.report.run_section import build_charts
 from regauge.run_folders import formatting
 from regauge.run_folders.evaluation_table import build_table
 from regauge.run_folders.run_folder import RunFolder, find_run_folders, read_run_folder

@@ -37,7 +37,7 @@ S = TypeVar("S", bound=config.Settings)
 
 def complete_override(context: CompletionContext) -> dict[str, str]:
     """Return shell completion candidates for an override; the completer is imported when called."""
-    from regauge.commands._reference.completion import complete_override
+    from regauge.commands._reference import complete_override
 
     return complete_override(context)
 

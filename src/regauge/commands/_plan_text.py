@@ -92,7 +92,6 @@ def format_number(value: float | None) -> str:
 
 
 def _show_option(answer: dict[str, Any]) -> None:
-    """Print one option's plan, summary first."""
     settings = answer["settings"]
     _print(f"{format_number(answer['parameters'])} parameters on {answer['machines']}")
     memory, capacity = answer["memory_gb"]["p50"], answer["capacity_gb"]
@@ -155,7 +154,6 @@ def _format_utilization(answer: Mapping[str, Any]) -> str:
 
 
 def _show_evidence(answer: Mapping[str, Any]) -> None:
-    """Print where the speed comes from, the nearest measured rows, and errors in own runs."""
     _print("")
     _print_facts({"speed from": answer["speed_from"]})
     _print_list("Nearest measured runs", [_format_row(row) for row in answer["nearest"]])
@@ -168,7 +166,6 @@ def _show_evidence(answer: Mapping[str, Any]) -> None:
 
 
 def _format_row(row: Mapping[str, Any]) -> str:
-    """Return a measured row as one line."""
     measured = format_number(row["measured_seconds"])
     prefix = "your run " if row["is_own"] else ""
     times = f"measured {measured} s, formulas {row['error_percent']:+g} %"
@@ -183,7 +180,6 @@ def _format_own_run(row: Mapping[str, Any]) -> str:
 
 
 def _show_options(answer: dict[str, Any]) -> None:
-    """Print ranked options, and what they have in common."""
     skipped = ("options", "notes", "warnings", "more_options")
     facts = {
         name.replace("_", " "): _format_value(value)

@@ -21,7 +21,9 @@ from regauge.evaluation.benchmark.settings import (
     BenchmarkSettings,
     TrainingBenchmarkSettings,
 )
+from regauge.evaluation.report import benchmarks
 from regauge.system.errors import DifferenceError, SettingsError
+from regauge.system.json_files import write_sealed
 
 ROOT = BenchmarkSettings
 FLAG_ROOTS = {"--training": TrainingBenchmarkSettings, "--serve": ServingBenchmarkSettings}
@@ -67,8 +69,6 @@ def main(
         settings = load((str(run_file), *overrides))
     if dry_run:
         return commands.show(plan(settings), as_json=json)
-    from regauge.evaluation.report import benchmarks
-
     answer = _measure(settings)
     document = benchmarks.read_benchmark(Path(answer["output"]) / BENCHMARK)
     full_answer = {"output": answer["output"], **document}
@@ -129,18 +129,12 @@ def run(settings: AnySettings) -> Answer:
 
     Raises DifferenceError if a server's figures are worse than the baseline's.
     """
-    from regauge.evaluation.report import benchmarks
-
     answer = _measure(settings)
     _raise_if_worse(benchmarks.read_benchmark(Path(answer["output"]) / BENCHMARK))
     return answer
 
 
 def _measure(settings: AnySettings) -> Answer:
-    """Run the benchmark, write the results, and return them as tables and texts."""
-    from regauge.evaluation.report import benchmarks
-    from regauge.system.json_files import write_sealed
-
     folder = Path(settings.output.folder)
     if isinstance(settings, TrainingBenchmarkSettings):
         document = _run_training(settings)
@@ -157,7 +151,6 @@ def _measure(settings: AnySettings) -> Answer:
 
 
 def _raise_if_worse(document: Answer) -> None:
-    """Raise DifferenceError if a benchmark is worse than the baseline."""
     rows = document.get("regression", {}).get("rows", ())
     worse = [row for row in rows if row["is_regression"]]
     if worse:
@@ -168,7 +161,6 @@ def _raise_if_worse(document: Answer) -> None:
 
 
 def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
-    """Return the benchmark's short runs."""
     from regauge.evaluation.benchmark import training
     from regauge.training.dry_run import check_run_offline
 
@@ -195,9 +187,7 @@ def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
 
 
 def _run_training(settings: TrainingBenchmarkSettings) -> Answer:
-    """Do all short runs of a training benchmark; return the result document."""
     from regauge.evaluation.benchmark import summary, training
-    from regauge.evaluation.report import benchmarks
     from regauge.training.dry_run import check_run
 
     settings = settings.model_copy(update={"accelerator": training.choose_accelerator(settings)})

@@ -16,6 +16,8 @@ from cyclopts import Parameter
 
 from regauge import commands
 from regauge.machines import catalog
+from regauge.machines.updates.catalog_files import import_file, store_prices
+from regauge.machines.updates.price_refresh import fetch_prices
 from regauge.system import choices
 from regauge.system.errors import SettingsError
 
@@ -161,8 +163,6 @@ def import_files(names: Sequence[str]) -> dict[str, Any]:
 
     Raises SettingsError without files, and for a file with another column, unit or value.
     """
-    from regauge.machines.updates.catalog_files import import_file
-
     if not names:
         raise SettingsError("'import' needs a file", "write: regauge catalog import prices.csv")
     return {"files": [import_file(Path(name)) for name in names]}
@@ -179,9 +179,6 @@ def refresh_prices(names: Sequence[str], region: str = catalog.REGION) -> dict[s
     Without names, all machine types are read. Returns the changes. Raises PreflightError without
     boto3 or credentials, and TransientError if the service is unreachable.
     """
-    from regauge.machines.updates.catalog_files import store_prices
-    from regauge.machines.updates.price_refresh import fetch_prices
-
     before = catalog.load_instances()
     requested = list(names) or list(before)
     prices = fetch_prices(requested, region, _today())

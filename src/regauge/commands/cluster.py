@@ -15,6 +15,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import commands
+from regauge.jobs.clusters import removal
+from regauge.jobs.clusters.cluster_lints import check_cluster
+from regauge.jobs.clusters.rendering import describe_cluster, render_files, write_files
 from regauge.jobs.clusters.settings import ClusterSettings
 
 ROOT = ClusterSettings
@@ -55,9 +58,6 @@ def plan(settings: ClusterSettings) -> dict[str, Any]:
 
     Raises SettingsError for invalid settings.
     """
-    from regauge.jobs.clusters.cluster_lints import check_cluster
-    from regauge.jobs.clusters.rendering import describe_cluster
-
     warnings = check_cluster(settings.cluster, dt.datetime.now(dt.UTC).date())
     answer = describe_cluster(settings.cluster, Path(settings.cluster.folder))
     return answer | {"warnings": [f"{item.problem}; {item.remedy}" for item in warnings]}
@@ -65,8 +65,6 @@ def plan(settings: ClusterSettings) -> dict[str, Any]:
 
 def run(settings: ClusterSettings, *, overwrite: bool = False) -> dict[str, Any]:
     """Write a cluster's files; return them with the commands and the price."""
-    from regauge.jobs.clusters.rendering import render_files, write_files
-
     answer = plan(settings)
     folder = Path(settings.cluster.folder)
     write_files(folder, render_files(settings.cluster), overwrite=overwrite)
@@ -75,8 +73,6 @@ def run(settings: ClusterSettings, *, overwrite: bool = False) -> dict[str, Any]
 
 def delete(settings: ClusterSettings, *, dry_run: bool = False) -> dict[str, Any]:
     """Remove a cluster and return the remaining resources; a dry run returns the commands."""
-    from regauge.jobs.clusters import removal
-
     cluster, folder = settings.cluster, Path(settings.cluster.folder)
     commands = [shlex.join(line) for line in removal.list_removal_commands(cluster, folder)]
     if dry_run:

@@ -16,6 +16,15 @@ from cyclopts import Parameter
 from regauge import commands, config
 from regauge.config import Settings
 from regauge.config.output_files import SAVED_RUN
+from regauge.evaluation.compare import first_divergence
+from regauge.evaluation.compare.compare import DivergenceSummary, compare_runs
+from regauge.evaluation.compare.sentences import (
+    build_cost_table,
+    describe_costs,
+    describe_parity,
+    describe_unreached,
+    suggest_remedy,
+)
 from regauge.evaluation.compare.settings import MIN_RUNS, Comparison
 from regauge.evaluation.report.settings import ReportOptions
 from regauge.system.errors import DifferenceError, InconclusiveError, SettingsError
@@ -24,7 +33,7 @@ from regauge.training.settings import Batch, Output, TrainSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.evaluation.compare.compare import ComparisonResult, DivergenceSummary
+    from regauge.evaluation.compare.compare import ComparisonResult
 
 OUTPUT = "output.folder"
 REPEAT_SUFFIX = "-again"
@@ -179,19 +188,11 @@ def _train(settings: TrainSettings) -> None:
 
 
 def _compare(settings: CompareSettings) -> ComparisonResult:
-    from regauge.evaluation.compare.compare import compare_runs
-
     return compare_runs(settings.comparison)
 
 
 def _build_answer(result: ComparisonResult, settings: CompareSettings) -> dict[str, Any]:
     """Return the verdicts and the costs; write a report if an output folder is set."""
-    from regauge.evaluation.compare.sentences import (
-        build_cost_table,
-        describe_costs,
-        describe_parity,
-    )
-
     answer: dict[str, Any] = {
         parity.candidate: {"verdict": parity.verdict, "summary": describe_parity(parity)}
         for parity in result.parities
@@ -215,10 +216,7 @@ def _build_answer(result: ComparisonResult, settings: CompareSettings) -> dict[s
 def _localize_divergences(
     result: ComparisonResult, settings: CompareSettings
 ) -> Iterator[DivergenceSummary]:
-    """Yield each candidate's divergence from the baseline."""
     from regauge.commands._parts.localize import localize_divergence
-    from regauge.evaluation.compare import first_divergence
-    from regauge.evaluation.compare.compare import DivergenceSummary
 
     baseline, *candidates = result.runs
     folder = Path(settings.output.folder) if settings.output else baseline.folder
@@ -238,13 +236,6 @@ def _localize_divergences(
 
 
 def _raise_if_different(result: ComparisonResult, comparison: Comparison) -> None:
-    """Raise DifferenceError or InconclusiveError for the first candidate without a pass."""
-    from regauge.evaluation.compare.sentences import (
-        describe_parity,
-        describe_unreached,
-        suggest_remedy,
-    )
-
     for parity in result.parities:
         problem = describe_parity(parity)[0].rstrip(".")
         if parity.verdict == "inconclusive":

@@ -108,7 +108,6 @@ def run(settings: TrainSettings, jobs: int = 1, part: str | None = None) -> dict
 
 
 def _synchronize_cache(root: Path, push: str | None, pull: str | None) -> dict[str, Any]:
-    """Pull and push compile cache entries as requested; return all entries."""
     answer: dict[str, Any] = {"cache": str(root)}
     if pull:
         answer["pulled"] = cache.copy_entries(pull, str(root))

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from regauge import accelerators, commands
+from regauge.supervision.faults.faults import read_plan
+from regauge.supervision.health.counters import judge_counters, record_counters
+from regauge.supervision.health.examination import examine
 from regauge.supervision.health.findings import raise_if_bad
+from regauge.supervision.health.machine import check_machine
+from regauge.supervision.health.vendors import check_vendors
 from regauge.system import choices
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
@@ -111,11 +116,6 @@ def _run_checks(
 
     `storage` is the output folder and the remote checkpoint address, if any.
     """
-    from regauge.supervision.faults.faults import read_plan
-    from regauge.supervision.health.examination import examine
-    from regauge.supervision.health.machine import check_machine
-    from regauge.supervision.health.vendors import check_vendors, judge_counters, record_counters
-
     if chaos is not None:
         read_plan(chaos)
     findings = list(check_machine(*storage))
@@ -133,7 +133,6 @@ def _list_precisions(kind: str) -> list[str]:
 
 
 def _list_speeds(availabilities: Mapping[str, Availability]) -> list[dict[str, Any]]:
-    """Return each precision's measured speed, for devices with measured precisions."""
     return [
         {"accelerator": kind, "precision": precision, "times_fp32": round(speed, 2)}
         for kind, availability in availabilities.items()

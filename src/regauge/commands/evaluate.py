@@ -16,7 +16,10 @@ from cyclopts import Parameter
 from regauge import commands, config
 from regauge.commands import AsJson, DryRun, Override
 from regauge.config.output_files import EVALUATION
+from regauge.data.dataset import read_manifest
 from regauge.data.sources._suffixes import build_source_table
+from regauge.evaluation.inputs import describe_inputs, find_result, write_inputs
+from regauge.evaluation.runs import find_trained_task
 from regauge.evaluation.settings import EvaluateSettings
 from regauge.system import choices, log, processes
 from regauge.system.errors import SettingsError
@@ -64,8 +67,6 @@ def main(
 
 def plan(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any]:
     """Return the planned evaluation, without importing torch."""
-    from regauge.evaluation.inputs import describe_inputs, find_result
-
     rows = _check(settings)
     folder = Path(settings.output.folder)
     is_finished = not overwrite and find_result(folder, describe_inputs(settings)) is not None
@@ -84,8 +85,6 @@ def run(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any
     The table of a finished evaluation with the same inputs is returned unchanged, unless it is to
     be overwritten.
     """
-    from regauge.evaluation.inputs import describe_inputs, find_result, write_inputs
-
     _check(settings)
     folder, inputs = Path(settings.output.folder), describe_inputs(settings)
     if not overwrite and (table := find_result(folder, inputs)):
@@ -102,14 +101,10 @@ def run(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any
 
 
 def _describe_finished(folder: Path) -> str:
-    """Return the message for restarting a finished evaluation."""
     return f"{folder} is finished; nothing is changed"
 
 
 def _check(settings: EvaluateSettings) -> dict[str, Any]:
-    """Check an evaluation and return the plan's rows."""
-    from regauge.data.dataset import read_manifest
-
     check_folder(Path(settings.output.folder), "output.folder")
     manifest = read_manifest(Path(settings.data.path))
     if settings.evaluate.task_settings == "given":
@@ -122,7 +117,6 @@ def _check(settings: EvaluateSettings) -> dict[str, Any]:
 
 
 def _evaluate(settings: EvaluateSettings, folder: Path) -> dict[str, Any]:
-    """Evaluate in this process or in several; return the table."""
     if settings.evaluate.source:
         settings = _prepare_source(settings, folder / PREPARED)
     size = count_local_processes(settings.execution.processes, settings.accelerator)
@@ -135,8 +129,6 @@ def _evaluate(settings: EvaluateSettings, folder: Path) -> dict[str, Any]:
 
 
 def _prepare_source(settings: EvaluateSettings, folder: Path) -> EvaluateSettings:
-    """Prepare the `evaluate.source` records; return settings with their dataset."""
-    from regauge.data.dataset import read_manifest
     from regauge.data.prepare.evaluation_data import prepare_like
 
     source = settings.evaluate.source
@@ -179,8 +171,6 @@ def _describe_folder(folder: Path, source: str | None) -> config.Tables:
 
     The output folder name includes the `source` files, so that each has its own evaluation.
     """
-    from regauge.inference.export.trained_task import find_trained_task
-
     trained = find_trained_task(folder)
     owner = folder.resolve()
     if trained is not None and owner == trained.run:
@@ -218,7 +208,6 @@ def _check_single_task(folder: Path, settings: TrainSettings) -> None:
 
 
 def _check_tables(folder: Path, tables: config.Tables) -> None:
-    """Raise SettingsError if a folder's task or dataset is unknown."""
     examples = {"task": "task.kind=classify", "data": "data.path=out/dataset"}
     missing = [example for name, example in examples.items() if name not in tables]
     if missing:
@@ -231,8 +220,6 @@ def _build_source(files: str, tables: config.Tables) -> config.Tables:
 
     So columns and delimiters of a CSV file are those of the training data.
     """
-    from regauge.data.dataset import read_manifest
-
     table = build_source_table(files)
     data = tables.get("data")
     path = data.get("path") if isinstance(data, dict) else None
@@ -243,7 +230,6 @@ def _build_source(files: str, tables: config.Tables) -> config.Tables:
 
 
 def _arrange(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer for a terminal: one class table and one matrix per model."""
     arranged: dict[str, Any] = {name: answer[name] for name in ("output", "rows") if name in answer}
     for model, report in answer.get("classes", {}).items():
         classes, matrix = report["classes"], report.get("confusion_matrix", ())

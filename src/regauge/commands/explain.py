@@ -16,7 +16,6 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.commands import _reference
-from regauge.commands._reference.markdown import build_page
 from regauge.config import peer_names
 from regauge.system import choices, log
 from regauge.system.errors import SettingsError
@@ -59,7 +58,7 @@ def main(
         >>> regauge.explain("optimizer.learning_rate")
     """
     if markdown:
-        text = build_page()
+        text = _reference.build_page()
         log.print_text(text)
         return {"markdown": text}
     documents = _list_everything() if word is None else _look_up(word)
@@ -72,7 +71,6 @@ def main(
 
 
 def _list_everything() -> list[Document]:
-    """Return all tables with the verbs reading them, and all exit codes."""
     readers: dict[tuple[str, str], list[str]] = {}
     for verb, root in _reference.settings_roots().items():
         for name in root.model_fields:
@@ -119,7 +117,6 @@ def _look_up(word: str) -> list[Document]:
 
 
 def _find_similar(word: str) -> list[Document]:
-    """Return the documents for another system's name, or the keys containing a word."""
     documents = []
     for setting in peer_names.find_settings(word):
         key, _, value = setting.partition("=")
@@ -149,7 +146,6 @@ def _find_choices(word: str) -> list[str]:
 
 
 def _list_rows() -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield every run file and choice key, with descriptions."""
     for root in _reference.settings_roots().values():
         for key in _reference.list_keys(root):
             yield key.path, key.format_row()
@@ -230,7 +226,6 @@ def _explain_verb(name: str) -> Document:
 
 
 def _summarize_key(key: _reference.Key) -> str:
-    """Return a table class's summary, or any other field's help text."""
     if key.table:
         return _reference.first_docstring_line(key.table)
     return key.format_row()["description"] or key.format_type()
@@ -266,7 +261,6 @@ def _walk_path(model: type[config.Settings], names: list[str], prefix: str) -> I
 
 
 def _explain_key(key: _reference.Key) -> Document:
-    """Document a key; a table is described by the class summary."""
     document: Document = dict(key.format_row())
     if key.folder:
         return document | {"choices": _list_choices(key.folder)}

@@ -18,7 +18,7 @@ from regauge.inference.backends import IsaLevel
 from regauge.inference.export.export_settings import ExportSettings, Format
 from regauge.inference.export.manifest import ARTIFACT
 from regauge.inference.export.phase_log import log_phase
-from regauge.system import choices
+from regauge.system import choices, hub
 from regauge.system.errors import SettingsError, find_refusal
 from regauge.system.files import check_free
 from regauge.system.garbage import pause_collection
@@ -105,7 +105,6 @@ def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSe
 
 
 def _use_run_threads(tables: config.Tables) -> None:
-    """Let a run file's `execution.threads` be the default for `candidates.threads`."""
     execution = tables.get("execution")
     threads = execution.get("threads") if isinstance(execution, dict) else None
     if threads is not None:
@@ -136,9 +135,7 @@ def run(settings: ExportSettings) -> dict[str, Any]:
 
 
 def _load_source(settings: ExportSettings) -> ExportSource:
-    """Return the custom module or the folder to export without a run."""
     from regauge.inference.export import sources
-    from regauge.system import hub
 
     if settings.export.module is not None:
         return sources.CustomModuleSource(settings.export.module)
@@ -149,7 +146,6 @@ def _load_source(settings: ExportSettings) -> ExportSource:
 def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
     import tempfile
 
-    from regauge.system import hub
     from regauge.training.checkpoint import export_weights
     from regauge.training.model_card import write_card
 

@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import commands, config
 from regauge.config import Settings
+from regauge.registry.pipelines.gate_check import (
+    GATE,
+    check_metrics,
+    dump_metrics,
+    read_serving_table,
+)
+from regauge.registry.pipelines.serving_model import find_serving
 from regauge.registry.pipelines.settings import GateOptions, RegistryModel, StageOutput
 from regauge.system import log
 from regauge.system.errors import DifferenceError, InconclusiveError
@@ -67,8 +74,6 @@ def plan(settings: GateSettings) -> dict[str, Any]:
 
 def run(settings: GateSettings) -> dict[str, Any]:
     """Compare and record the metrics; raises DifferenceError if one is outside the band."""
-    from regauge.registry.pipelines.gate_check import GATE, check_metrics, dump_metrics
-
     folder = Path(settings.output.folder)
     check_folder(folder, "output.folder")
     metrics = check_metrics(settings.gate)
@@ -103,9 +108,6 @@ def _check_serving(settings: GateSettings) -> ServingModel | None:
 
     Raises InconclusiveError if it is not the model that was evaluated.
     """
-    from regauge.registry.pipelines.gate_check import read_serving_table
-    from regauge.registry.pipelines.serving_model import find_serving
-
     if settings.registry is None:
         return None
     options, serving = settings.gate, find_serving(settings.registry)

@@ -75,7 +75,6 @@ def _read_model(path: Path) -> tuple[str, config.Tables]:
 
 
 def _build_generation(tables: config.Tables, overrides: tuple[str, ...]) -> Generation:
-    """Return the command line options; raises SettingsError for another table."""
     tables = config.apply_overrides(tables, overrides)
     for name in tables:
         if name != TABLE:
@@ -84,7 +83,6 @@ def _build_generation(tables: config.Tables, overrides: tuple[str, ...]) -> Gene
 
 
 def _read_prompt(prompt: str | None) -> str:
-    """Return the command line prompt, or standard input; raises SettingsError if empty."""
     text = sys.stdin.read() if prompt is None else prompt
     if not text.strip():
         raise SettingsError("the prompt is empty", "add --prompt, or pipe a text in")

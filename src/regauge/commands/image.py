@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import commands
+from regauge.jobs.clusters import images
 from regauge.jobs.clusters.settings import ImageSettings
+from regauge.system.errors import SettingsError
 
 ROOT = ImageSettings
 OUTPUT = "image.folder"
@@ -53,8 +55,6 @@ def plan(
 
     Raises SettingsError for invalid settings.
     """
-    from regauge.jobs.clusters import images
-
     if run_file is None:
         return {"image": images.resolve_name(settings)}
     answer = images.describe_image(settings, run_file)
@@ -75,9 +75,6 @@ def run(
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write the Dockerfile, and build or push the image; return the files and the commands."""
-    from regauge.jobs.clusters import images
-    from regauge.system.errors import SettingsError
-
     if run_file is None:
         raise SettingsError("an image contains a run file", "run 'regauge image' with its path")
     answer, folder = images.describe_image(settings, run_file), Path(settings.image.folder)

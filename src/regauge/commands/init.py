@@ -74,7 +74,7 @@ def main(
         raise SettingsError(f"no recipe or example '{name}'", remedy)
     target = Path(f"{name}.toml") if file is None else Path(file)
     if name in DESCRIPTIONS:
-        from regauge.commands._recipes.writing import write_recipe
+        from regauge.commands._recipes.settings import write_recipe
 
         text, description = write_recipe(name, str(target), data, model), DESCRIPTIONS[name]
     elif data or model:
@@ -94,12 +94,10 @@ def find_folder() -> Path:
 
 
 def _list_examples() -> dict[str, Path]:
-    """Return name -> example run file, sorted."""
     return {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
 
 
 def _write_new_file(path: Path, text: str) -> None:
-    """Write a file; raises SettingsError if it exists or if the folder does not exist."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -110,6 +108,5 @@ def _write_new_file(path: Path, text: str) -> None:
 
 
 def _read_description(path: Path) -> str:
-    """Return the comment in a run file's first line."""
     first_line = path.read_text(encoding="utf-8").partition("\n")[0]
     return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""

@@ -133,7 +133,6 @@ def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatu
 
 
 def _find_status(launcher: Launcher, handle: Handle) -> JobStatus:
-    """Return a job's status; `unknown` if the scheduler does not answer."""
     try:
         return launcher.find_status(handle)
     except TransientError as error:
@@ -141,7 +140,6 @@ def _find_status(launcher: Launcher, handle: Handle) -> JobStatus:
 
 
 def _check_success(status: JobStatus) -> None:
-    """Raise ChildError with the exit code of an unsuccessful job."""
     if status.state == "succeeded":
         return
     default = CANCELLED if status.state == "cancelled" else FAILED

@@ -104,7 +104,6 @@ def read_request(
 
 
 def _read_pipeline(run_file: Path, overrides: tuple[str, ...]) -> LaunchRequest:
-    """Return a pipeline's request; reads the stages, but not data."""
     from regauge.commands._stages.pipeline_file import read_pipeline_file, resolve_without_data
 
     pipeline = read_pipeline_file(run_file, overrides)
@@ -121,7 +120,6 @@ def _read_pipeline(run_file: Path, overrides: tuple[str, ...]) -> LaunchRequest:
 
 
 def _find_root(verb: str) -> type[config.Settings]:
-    """Return a verb's settings root; raises SettingsError if it cannot be launched."""
     if verb not in VERBS:
         remedy = choices.did_you_mean(verb, VERBS)
         raise SettingsError(f"'{verb}' cannot be launched", remedy)
@@ -130,7 +128,6 @@ def _find_root(verb: str) -> type[config.Settings]:
 
 
 def _print_plan(plan: LaunchPlan, answer: dict[str, Any], *, with_documents: bool) -> None:
-    """Print a plan before the job is submitted: commands, notes, price and forecast."""
     for document in plan.documents if with_documents else ():
         log.stdout.print(f"# {document.name}\n{document.text}", markup=False, soft_wrap=True)
     names = ("commands", "notes", "restart_policy", "price", "forecast", "warnings")

@@ -16,11 +16,13 @@ from cyclopts import Parameter
 
 from regauge import commands
 from regauge.config import flatten
+from regauge.registry.check import check_registry
+from regauge.registry.registry import Registry
 from regauge.system.errors import DataError, SettingsError
+from regauge.system.json_files import read_json
 
 if TYPE_CHECKING:
     from regauge.registry.registered_version import RegisteredVersion
-    from regauge.registry.registry import Registry
 
 Action = Literal["register", "list", "show", "promote", "rollback", "verify", "trace"]
 REGISTRY_VARIABLE = "REGAUGE_REGISTRY"
@@ -86,8 +88,6 @@ def main(
     address = registry or os.environ.get(REGISTRY_VARIABLE)
     if action == "trace":
         return _print(trace(_require(name, "FILE"), address), as_json=json.is_json)
-    from regauge.registry.registry import Registry
-
     opened = Registry(_check_address(address), create=action == "register")
     if action == "verify":
         return _verify(opened, name, item, as_json=json.is_json)
@@ -105,7 +105,6 @@ def main(
 def trace(path: str, address: str | None) -> dict[str, Any]:
     """Return the data, code, settings, checkpoint and version behind a file or folder."""
     from regauge.inference.predict.provenance import trace_output
-    from regauge.registry.registry import Registry
 
     registry = None if address is None else Registry(address)
     return trace_output(Path(path).expanduser(), registry)
@@ -126,8 +125,6 @@ def list_models(registry: Registry, name: str | None) -> dict[str, Any]:
 
 def register(registry: Registry, name: str, model: str, options: RegisterOptions) -> dict[str, Any]:
     """Register a model; return the version."""
-    from regauge.system.json_files import read_json
-
     scores = None
     if options.evaluation is not None:
         scores = read_json(options.evaluation, "name the evaluation.json of an evaluation")
@@ -189,9 +186,6 @@ def change_stage(
 def _verify(
     registry: Registry, name: str | None, item: str | None, *, as_json: bool
 ) -> dict[str, Any]:
-    """Print the check result; raises DataError if something differs."""
-    from regauge.registry.check import check_registry
-
     number = None if item is None else _parse_version(item)
     summary = check_registry(registry, name, number)
     answer = commands.show({"registry": registry.address, **summary.to_document()}, as_json=as_json)
@@ -249,7 +243,6 @@ def _shorten_times(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(version: RegisteredVersion) -> dict[str, Any]:
-    """Return a version with lineage; file hashes are only counted."""
     document = version.document
     names = ("kind", "created_at", "created_by", "content_sha256", "parent", "usd")
     size = sum(item.bytes for item in version.hashes.values())
@@ -278,7 +271,6 @@ def _list_stages_of(stages: dict[str, int], number: int) -> str:
 
 
 def _parse_version(text: str) -> int:
-    """Parse a version number, such as 3 or v3; raises SettingsError for other text."""
     digits = text.removeprefix("v")
     if not digits.isdigit():
         raise SettingsError(f"'{text}' is not a version", "name its number, such as 3")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import commands, config
+from regauge.monitoring.bundle import render_monitoring_files, write_monitoring_files
+from regauge.monitoring.checking import check_monitoring_files
 from regauge.monitoring.prometheus_settings import MonitorSettings
 from regauge.system import stop_signals
 from regauge.system.errors import SettingsError
@@ -74,8 +76,6 @@ def load(overrides: tuple[str, ...], run_file: Path | None) -> Prometheus:
 
 def write(folder: Path, settings: Prometheus, *, overwrite: bool, dry_run: bool) -> Answer:
     """Write the monitoring files; return their paths."""
-    from regauge.monitoring.bundle import render_monitoring_files, write_monitoring_files
-
     files = render_monitoring_files(settings)
     if not dry_run:
         write_monitoring_files(folder, files, overwrite=overwrite)
@@ -84,8 +84,6 @@ def write(folder: Path, settings: Prometheus, *, overwrite: bool, dry_run: bool)
 
 def check(folder: Path) -> Answer:
     """Check written files with the Prometheus tools; return the rule and file counts."""
-    from regauge.monitoring.bundle import check_monitoring_files
-
     return check_monitoring_files(folder)
 
 

@@ -9,28 +9,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.commands import _stages
-from regauge.commands._stages import pipeline_events, repetition
-from regauge.commands._stages import plan as stage_plan
+from regauge.commands._stages import is_follower, repetition
 from regauge.commands._stages.pipeline_file import PipelineSettings, read_pipeline_file
-from regauge.commands._stages.stage_node import is_follower
-from regauge.commands._stages.status import StageStatus, explain_stage, inspect_stages
+from regauge.commands._stages.status import (
+    DatasetRows,
+    StageStatus,
+    describe_datasets,
+    explain_stage,
+    inspect_stages,
+    make_plan,
+)
 from regauge.config.output_files import PIPELINE
+from regauge.monitoring.notify.events import EventSource
+from regauge.monitoring.notify.notifier import open_notifier
+from regauge.monitoring.settings import Monitoring
 from regauge.registry.pipelines.deadline import DeadlineTracker
 from regauge.registry.pipelines.rounds import ROUNDS, read_clocks
 from regauge.supervision.forks import open_fork_server
 from regauge.system import choices, files, log, processes, stop_signals, timing
 from regauge.system.errors import DifferenceError, RegaugeError, SettingsError, TransientError
+
+if TYPE_CHECKING:
+    from regauge.monitoring.notify.notifier import Notifier
 
 LAST_RESULTS = ("report", "next")
 """Keys of a stage's result that the result of the pipeline repeats, from the last stage with one:
@@ -195,12 +205,30 @@ def run(job: PipelineJob) -> dict[str, Any]:
     rounds = job.repetition
     if rounds is not None and job.is_finished and not rounds.is_new:
         return _answer_unchanged(job)
-    with pipeline_events.send_pipeline_events(
-        job.shared, job.run_file, job.folder, is_last=job.is_whole
-    ) as notifier:
-        return _run_stages(
-            job, _build_deadline(job, partial(pipeline_events.send_deadline, notifier))
-        )
+    with _open_notifier(job) as notifier:
+        return _run_stages(job, _build_deadline(job, notifier))
+
+
+@contextmanager
+def _open_notifier(job: PipelineJob) -> Iterator[Notifier]:
+    """Yield a notifier for the shared table `monitoring`; send an event at the end of the block.
+
+    A success is an event only if the block runs the last stage. Raises SettingsError if a sink's
+    secret cannot be read.
+    """
+    table, path = job.shared.get("monitoring", {}), job.folder.resolve()
+    monitoring = config.build(Monitoring, table, source=str(job.run_file))
+    source = EventSource("pipeline", path.name, str(path))
+    with open_notifier(monitoring.notifications, source) as notifier:
+        try:
+            yield notifier
+        except DifferenceError as error:
+            notifier.send(
+                "gate_refused", problem=error.problem, next_action=error.remedy, is_final=True
+            )
+            raise
+        if job.is_whole:
+            notifier.send("finished", is_final=True)
 
 
 def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str, Any]:
@@ -223,8 +251,7 @@ def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str,
             log.logger.info("%s took %.1f s", header, outcome["seconds"])
         if rounds is not None:
             rounds.record_stage(stage, outcome, ran=has_run)
-        outcome = {key: outcome[key] for key in ("seconds", "result")}
-        records[index] = _build_record(stage, "finished") | outcome
+        records[index] = _build_record(stage, "finished", outcome)
     _save_records(job, records)
     if rounds is not None and job.is_whole:
         rounds.finish()
@@ -243,10 +270,8 @@ def _build_answer(job: PipelineJob, records: list[dict[str, Any]]) -> dict[str, 
 
 
 def _answer_unchanged(job: PipelineJob) -> dict[str, Any]:
-    """Return a finished round's answer, if nothing has changed since."""
     records = [
-        _build_record(stage, "finished")
-        | {key: job.statuses[stage.name].record[key] for key in ("seconds", "result")}
+        _build_record(stage, "finished", job.statuses[stage.name].record)
         for stage in job.selected_stages
     ]
     answer = _build_answer(job, records)
@@ -278,19 +303,23 @@ def _check_watch(job: PipelineJob, seconds: float | None) -> None:
         raise SettingsError("--watch needs a pipeline that repeats", "add the table [repeat]")
 
 
-def _build_deadline(job: PipelineJob, notify: Callable[[str], object]) -> DeadlineTracker | None:
-    """Return a round's deadline tracker, if a deadline is set."""
+def _build_deadline(job: PipelineJob, notifier: Notifier) -> DeadlineTracker | None:
     rounds = job.repetition
     if rounds is None or rounds.settings.deadline_hours is None:
         return None
     pending = [stage.name for stage in job.stages if job.statuses[stage.name].state != "finished"]
+
+    def send_deadline(problem: str) -> None:
+        action = "look at the running stage, or raise repeat.deadline_hours"
+        notifier.send("deadline_at_risk", problem=problem, next_action=action)
+
     return DeadlineTracker(
         rounds.settings.deadline_hours,
         rounds.current,
         pending,
         rounds.earlier_rounds,
         read_clocks,
-        notify,
+        send_deadline,
     )
 
 
@@ -319,7 +348,6 @@ def _describe_reason(job: PipelineJob, stage: _stages.ResolvedStage) -> str:
 
 
 def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
-    """Print each stage's changed inputs; return the answer."""
     rows = [
         explain_stage(stage, job.statuses[stage.name], job.repetition)
         for stage in job.selected_stages
@@ -344,7 +372,6 @@ def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
 
 
 def _find_folder_refusal(job: PipelineJob) -> SettingsError | None:
-    """Return the refusal for a folder with files from another kind of pipeline."""
     folder, remedy = job.folder, "set another output.folder"
     if (folder / PIPELINE).exists() and (folder / ROUNDS).exists() != (job.repetition is not None):
         kind = "a pipeline that does not repeat" if job.repetition else "a pipeline that repeats"
@@ -391,13 +418,16 @@ def _run_stage(
     return {"seconds": round(time.monotonic() - start, 3), "result": answer or {}}
 
 
-def _build_record(stage: _stages.ResolvedStage, state: str) -> dict[str, Any]:
+def _build_record(
+    stage: _stages.ResolvedStage, state: str, outcome: Mapping[str, Any] = {}
+) -> dict[str, Any]:
     return {
         "name": stage.name,
         "verb": stage.verb,
         "folder": str(stage.folder),
         "state": state,
         "settings": config.dump(stage.settings),
+        **{key: outcome[key] for key in ("seconds", "result") if outcome},
     }
 
 
@@ -407,7 +437,7 @@ def _save_records(job: PipelineJob, records: list[dict[str, Any]]) -> None:
 
 def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     refusal = {"error": str(job.refusal), "code": job.refusal.exit_code} if job.refusal else {}
-    dataset_rows = stage_plan.describe_datasets(job.stages, job.shared)
+    dataset_rows = describe_datasets(job.stages, job.shared)
     plans = [_describe_stage(stage, job, dataset_rows) for stage in job.selected_stages]
     for plan in (stage.get("plan", {}) for stage in plans):
         refusal = refusal or {key: plan[key] for key in ("error", "code") if "error" in plan}
@@ -425,21 +455,18 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
 
 
 def _describe_stage(
-    stage: _stages.ResolvedStage, job: PipelineJob, dataset_rows: stage_plan.DatasetRows
+    stage: _stages.ResolvedStage, job: PipelineJob, dataset_rows: DatasetRows
 ) -> dict[str, Any]:
-    """Return a stage's state, with the result if it is finished, or the plan."""
     status = job.statuses[stage.name]
-    record = _build_record(stage, status.state)
-    if status.state == "finished":
-        return record | {key: status.record[key] for key in ("seconds", "result")}
-    record["reason"] = status.reason
+    record = _build_record(stage, status.state, status.record)
+    if status.state != "finished":
+        record["reason"] = status.reason
     if status.state == "pending":
-        record["plan"] = stage_plan.make_plan(stage, job.statuses, dataset_rows)
+        record["plan"] = make_plan(stage, job.statuses, dataset_rows)
     return record
 
 
 def _show_answer(answer: dict[str, Any]) -> None:
-    """Print all stages' tables, the last stage's answer, and what to do next."""
     if "unchanged" in answer:
         log.stdout.print(f"nothing to do: {answer['unchanged']}", markup=False)
         return

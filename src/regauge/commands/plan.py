@@ -14,7 +14,10 @@ from cyclopts import Parameter
 
 from regauge import commands
 from regauge.commands import _plan_text
+from regauge.planner.search import training_plans
+from regauge.planner.search.inference_plans import plan_inference, read_price
 from regauge.planner.search.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
+from regauge.planner.search.select_machines import check_machines
 from regauge.system.errors import SettingsError
 from regauge.system.garbage import pause_collection
 
@@ -88,15 +91,9 @@ def _plan(
     *,
     explain: bool,
 ) -> dict[str, Any]:
-    """Return the plan for an artifact, or for a training run, which may be probed first."""
     if purpose.serve is not None or purpose.predict is not None:
-        from regauge.planner.search.inference_plans import plan_inference, read_price
-
         return plan_inference(subject, machines, purpose, read_price(overrides, stage))
     _check_training(purpose)
-    from regauge.planner.search import training_plans
-    from regauge.planner.search.select_machines import check_machines
-
     tables = training_plans.read_tables(subject, overrides, stage)
     request = training_plans.read_run(tables, subject)
     check_machines(machines)
@@ -105,7 +102,6 @@ def _plan(
 
 
 def _check_training(purpose: Purpose) -> None:
-    """Raise SettingsError for options that only apply to inference plans."""
     for name in ("slo_ms", "lengths"):
         if getattr(purpose, name) is not None:
             option = f"--{name.replace('_', '-')}"

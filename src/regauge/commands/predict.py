@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.data.sources._suffixes import build_source_table
+from regauge.inference.export.artifact import is_artifact, read_manifest
 from regauge.inference.predict.settings import PredictSettings
 from regauge.registry.model_reference import locate_model, parse_reference
 from regauge.system.errors import SettingsError, find_refusal
@@ -66,7 +67,6 @@ def main(
 def _load_settings(
     run_file: Path | None, source: str | None, overrides: tuple[str, ...]
 ) -> PredictSettings:
-    """Build the settings from a run file, or from an artifact and the flags."""
     if run_file is None:
         raise SettingsError("no model to run", "name a run file, or the folder of a model")
     reference = parse_reference(run_file)
@@ -125,9 +125,6 @@ def run(settings: PredictSettings) -> dict[str, Any]:
 
 
 def _suggest_search(settings: PredictSettings) -> dict[str, str]:
-    """Return the command for searching the output as `next`, if it has an artifact's vectors."""
-    from regauge.inference.export.artifact import is_artifact, read_manifest
-
     folder = Path(locate_model(settings.artifact))
     if settings.output.format != "parquet" or not is_artifact(folder):
         return {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, SerializeAsAny, model_validator
 
 from regauge import commands
+from regauge.commands._parts.default_tables import complete_tables
 from regauge.config import Settings, choice_of
 from regauge.data.prepare.settings import PrepareOptions, Validation
 from regauge.data.settings import (
@@ -27,8 +28,9 @@ from regauge.data.settings import (
     unwrap_single,
 )
 from regauge.data.sources import Source
-from regauge.system import log
+from regauge.system import hub, log
 from regauge.system.errors import SettingsError, find_refusal
+from regauge.system.processes import available_cores
 
 if TYPE_CHECKING:
     from regauge.config import Tables
@@ -66,8 +68,6 @@ class PrepareSettings(Settings):
     @classmethod
     def complete_tables(cls, tables: Tables) -> Tables:
         """Return the tables with the task's rows and the model's tokenizer."""
-        from regauge.commands._parts.default_tables import complete_tables
-
         return complete_tables(tables)
 
     @model_validator(mode="after")
@@ -128,8 +128,6 @@ def plan(settings: PrepareSettings, *, overwrite: bool = False) -> dict[str, Any
 
     If the output folder belongs to another dataset, the answer contains the refusal.
     """
-    from regauge.system import hub
-
     job = _build_job(settings, overwrite=overwrite)
     layouts = job.build_layouts()
     with hub.local_only():
@@ -157,7 +155,6 @@ def list_datasets(settings: PrepareSettings) -> dict[str, RowLayout]:
 
 
 def _describe_work(job: PrepareJob) -> dict[str, Any]:
-    """Return the remaining work and the input size, without contacting other machines."""
     from regauge.data.prepare import prepare
 
     if job.tokenizer.path and find_refusal(job.resolve_tokenizer):
@@ -177,7 +174,6 @@ def _describe_work(job: PrepareJob) -> dict[str, Any]:
 
 
 def _is_finished(job: PrepareJob, inputs: BuildInputs) -> bool:
-    """Return whether there is nothing to do; raises DataError if the folder has other files."""
     from regauge.data.prepare import workdir
 
     if job.overwrite:
@@ -188,7 +184,6 @@ def _is_finished(job: PrepareJob, inputs: BuildInputs) -> bool:
 
 def _build_job(settings: PrepareSettings, *, overwrite: bool = False) -> PrepareJob:
     from regauge.data.prepare.prepare import PrepareJob
-    from regauge.system.processes import available_cores
 
     return PrepareJob(
         folder=Path(settings.data.path).resolve(),

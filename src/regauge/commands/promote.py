@@ -12,7 +12,10 @@ from typing import Any
 
 from regauge import commands, config
 from regauge.config import Settings
+from regauge.registry.pipelines.gate_check import GATE, GateRecord, read_evaluation
+from regauge.registry.pipelines.serving_model import PROMOTION, find_serving
 from regauge.registry.pipelines.settings import PromoteOptions, RegistryModel, StageOutput
+from regauge.registry.registry import Registry
 from regauge.system import log
 from regauge.system.errors import DataError
 from regauge.system.files import check_folder
@@ -70,9 +73,6 @@ def run(settings: PromoteSettings) -> dict[str, Any]:
     Raises DataError if an artifact file is damaged, if the gate refused it, or if another model
     serves now than at the gate.
     """
-    from regauge.registry.pipelines.serving_model import PROMOTION, find_serving_version
-    from regauge.registry.registry import Registry
-
     folder, options = Path(settings.output.folder), settings.promote
     check_folder(folder, "output.folder")
     gate = _read_gate(options.gate)
@@ -108,9 +108,6 @@ def run(settings: PromoteSettings) -> dict[str, Any]:
 
 
 def _read_gate(gate: str | None) -> dict[str, Any] | None:
-    """Return the record of the gate passed by the artifact; None without a gate."""
-    from regauge.registry.pipelines.gate_check import GATE, GateRecord
-
     if gate is None:
         return None
     path = Path(gate) / GATE
@@ -123,9 +120,6 @@ def _read_gate(gate: str | None) -> dict[str, Any] | None:
 
 
 def _read_evidence(options: PromoteOptions, gate: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the metrics for the registry; None to take the run's."""
-    from regauge.registry.pipelines.gate_check import read_evaluation
-
     if options.evaluation is None and gate is None:
         return None
     evidence: dict[str, Any] = {}

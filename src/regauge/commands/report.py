@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import commands, config
+from regauge.evaluation.compare.compare import compare_runs
 from regauge.evaluation.compare.settings import Comparison
 from regauge.evaluation.report.settings import ReportOptions
+from regauge.run_folders import run_folder
 from regauge.system.errors import SettingsError
 from regauge.training.settings import Output
 
@@ -81,10 +83,8 @@ def plan(settings: ReportSettings) -> dict[str, Any]:
 
 
 def run(settings: ReportSettings) -> dict[str, Any]:
-    from regauge.evaluation.compare.compare import compare_runs
     from regauge.evaluation.report import page
     from regauge.evaluation.report.render import report_path, write_report
-    from regauge.run_folders import run_folder
 
     folders = [
         folder
@@ -103,7 +103,6 @@ def run(settings: ReportSettings) -> dict[str, Any]:
 
 
 def _plan_default_runs(settings: ReportSettings) -> tuple[str, ...]:
-    """Return the existing runs, or the output folder if it is not written yet."""
     try:
         return tuple(map(str, _find_default_runs(settings)))
     except SettingsError:
@@ -111,9 +110,6 @@ def _plan_default_runs(settings: ReportSettings) -> tuple[str, ...]:
 
 
 def _find_default_runs(settings: ReportSettings) -> tuple[Path, ...]:
-    """Return the runs in the output folder, or a stage's pipeline runs."""
-    from regauge.run_folders import run_folder
-
     folder = Path(settings.output.folder)
     parent = folder.absolute().parent
     stage_folders = run_folder.find_stage_folders(parent) if parent.is_dir() else ()

@@ -17,6 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from regauge import commands
+from regauge.run_folders import formatting
+from regauge.run_folders.run_difference import find_differences
+from regauge.run_folders.run_folder import read_run_folder
+from regauge.run_folders.run_list import filter_runs, list_runs, sort_runs, summarize_run
+from regauge.run_folders.run_removal import check_removable, remove_run
 from regauge.system import log
 from regauge.system.errors import SettingsError
 
@@ -66,15 +71,11 @@ def main(
     if action == "show":
         return _show_run(folders[0], as_json=json.is_json)
     if action == "diff":
-        from regauge.run_folders.run_difference import find_differences
-
         differences = find_differences(*folders)
         answer = {name: rows or "equal" for name, rows in differences.items()}
         return commands.show(differences if json.is_json else answer, as_json=json.is_json)
     if action == "rm":
         return _remove(folders[0], root, is_confirmed=yes, as_json=json.is_json)
-    from regauge.run_folders.run_list import filter_runs, list_runs, sort_runs
-
     runs = list_runs(folders[0] if folders else DEFAULT_ROOT)
     selected = sort_runs(filter_runs(runs, filter), sort, is_reversed=reverse)
     return _list(selected, as_json=json.is_json)
@@ -97,7 +98,6 @@ def _list(runs: Iterable[RunSummary], *, as_json: bool) -> dict[str, Any]:
 
 
 def _build_table(rows: list[dict[str, Any]]) -> Table:
-    """Return one line per run, without columns too wide for the terminal."""
     cells = {column: [str(_format(column, row)) for row in rows] for column in LISTED}
     sizes = {column: max(len(column), *map(len, cells[column])) + 2 for column in LISTED}
     columns = list(LISTED)
@@ -114,9 +114,6 @@ def _build_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _format(key: str, row: dict[str, Any]) -> Any:
-    """Return a list value as people read it; an unknown one is `-`."""
-    from regauge.run_folders import formatting
-
     value = row[key]
     if value is None:
         return "-"
@@ -133,10 +130,6 @@ def _format(key: str, row: dict[str, Any]) -> Any:
 
 
 def _show_run(folder: Path, *, as_json: bool) -> dict[str, Any]:
-    """Print one run's summary, failures and settings."""
-    from regauge.run_folders.run_folder import read_run_folder
-    from regauge.run_folders.run_list import summarize_run
-
     run, summary = read_run_folder(folder), summarize_run(folder, folder)
     summary = replace(summary, name=str(folder))
     answer = {
@@ -157,9 +150,6 @@ def _show_run(folder: Path, *, as_json: bool) -> dict[str, Any]:
 
 
 def _remove(folder: Path, root: Path, *, is_confirmed: bool, as_json: bool) -> dict[str, Any]:
-    """Remove a run after a question, or with `--yes`."""
-    from regauge.run_folders.run_removal import check_removable, remove_run
-
     check_removable(folder, root)
     if not is_confirmed:
         _confirm(folder)

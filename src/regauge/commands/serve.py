@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.commands import AsJson, DryRun
+from regauge.inference.export.artifact import is_artifact, open_unchecked
 from regauge.registry.model_reference import locate_model, parse_reference
 from regauge.serving.settings import ServeSettings
 from regauge.system.errors import PreflightError, SettingsError
@@ -80,8 +81,6 @@ def load(arguments: tuple[str, ...]) -> ServeSettings:
 
 def plan(settings: ServeSettings) -> Answer:
     """Return the models and the server address, without loading a model."""
-    from regauge.inference.export.artifact import is_artifact, open_unchecked
-
     models = []
     for name, folder in settings.serve.artifacts.items():
         path = Path(locate_model(folder)).expanduser()

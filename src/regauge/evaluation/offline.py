@@ -119,7 +119,6 @@ def _build_heldout_set(
     evaluation: Evaluation,
     seed: int,
 ) -> HeldoutSet:
-    """Return a task's held-out rows, evaluated on an accelerator device."""
     accelerator, device = target
     loader = build_loader(
         task,
@@ -212,7 +211,6 @@ def _evaluate_all(
     models: dict[str, tuple[EvaluatedModel, HeldoutSet]],
     dtype: torch.dtype,
 ) -> Results:
-    """Evaluate the models, an untrained one and the baselines, if requested."""
     results = Results([], {}, [])
 
     def load_module(heldout: HeldoutSet, model: EvaluatedModel) -> nn.Module:

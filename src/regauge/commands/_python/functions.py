@@ -19,13 +19,13 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, get_args, get_type_hints
 
 from regauge.commands._python.records import write_records
 from regauge.commands._python.results import Result, build_result
-from regauge.commands._python.values import format_value, to_json
 from regauge.config import apply_overrides, flatten, read
+from regauge.config.toml_format import format_toml
 from regauge.system import log
 from regauge.system.errors import RegaugeError, SettingsError
 
@@ -91,7 +91,6 @@ class _Call:
             self._bound.arguments[OVERRIDES] = (*texts, *overrides)
 
     def _take_overrides(self, keywords: dict[str, Any]) -> list[str]:
-        """Remove settings from the keywords; return them as overrides."""
         if OVERRIDES not in self._signature.parameters:
             return []
         names = [name for name in keywords if name not in self._signature.parameters]
@@ -141,7 +140,6 @@ class _Call:
         return file
 
     def _add_callbacks(self) -> None:
-        """Pass callback objects to `train`, and import paths as a setting."""
         callbacks = list(self._options["callbacks"])
         paths = [callback for callback in callbacks if isinstance(callback, str)]
         objects = [callback for callback in callbacks if not isinstance(callback, str)]
@@ -178,7 +176,6 @@ class _Call:
             prepare(self._get(RUN_FILE), *self._get(OVERRIDES), dry_run=bool(self._get("dry_run")))
 
     def _read_setting(self, key: str) -> Any:
-        """Return a setting from the run file and the overrides; None if it is not set."""
         run_file = self._get(RUN_FILE)
         if run_file is None or run_file.is_dir():
             return None
@@ -192,3 +189,34 @@ def _rename_file(file: Path, _kind: Any, error: BaseException | None, _trace: An
         texts = (item.replace(str(file), SETTINGS_NAME) for item in error.args)
         error.args = tuple(texts)
     return False
+
+
+def to_json(value: Any, key: str) -> Any:
+    """Return a JSON-ready copy of a setting; `key` names it in messages.
+
+    Paths become text, and numpy numbers become Python numbers. None entries are left out. Raises
+    SettingsError for any other type.
+    """
+    if isinstance(value, Mapping):
+        return {
+            str(name): to_json(item, f"{key}.{name}")
+            for name, item in value.items()
+            if item is not None
+        }
+    if isinstance(value, list | tuple):
+        return [to_json(item, key) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if isinstance(value, str | bool | int | float):
+        return value
+    name = type(value).__name__
+    raise SettingsError(f"'{key}' is of type {name}", "use text, numbers, lists and dictionaries")
+
+
+def format_value(value: Any, key: str) -> str:
+    """Return a setting as TOML; raises SettingsError for a value that TOML cannot express."""
+    if value is None:
+        raise SettingsError(f"'{key}' is None", "leave it out")
+    return format_toml(to_json(value, key))

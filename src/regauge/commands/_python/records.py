@@ -125,7 +125,6 @@ def _format_record(record: Any, number: int) -> str:
 
 
 def _to_number(value: Any) -> Any:
-    """Return a numpy number or array as Python numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a value is of type {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Builds a recipe's tables from a data file and a model."""
+"""Builds a recipe's tables from a data file and a model, and writes its run file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.commands._recipes import field_choice
-from regauge.commands._recipes.data_file import DataFile, FieldSummary
-from regauge.config import dump
+from regauge.commands._recipes.data_file import DataFile, FieldSummary, read_data_file
+from regauge.config import build, dump, read_saved_run
+from regauge.config.output_files import SAVED_RUN
+from regauge.config.toml_format import format_key, format_toml
+from regauge.data.dataset import read_manifest
+from regauge.data.settings import RowLayout
 from regauge.system.errors import SettingsError
 from regauge.system.json_files import find_json
+from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +44,16 @@ MIN_CHAT_TOKENS = 256
 WIDTH = 256
 ENCODER = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
 DECODER = {**ENCODER, "num_key_value_heads": 4}
+MAX_LINE = 100
+EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "lm": ("text", "texts.txt", {"text": "A text."}),
+    "classify": ("csv", "train.csv", {"text": "A text.", "label": "positive"}),
+    "embed": ("jsonl", "pairs.jsonl", {"query": "A question?", "document": "Its answer."}),
+    "sft": ("jsonl", "chats.jsonl", {"messages": [{"role": "user", "content": "Hello!"}]}),
+    "rank": ("jsonl", "results.jsonl", {"query": "words", "document": "A text.", "label": 1.0}),
+    "increment": ("jsonl", "new.jsonl", {"text": "A text."}),
+}
+"""Recipe -> source kind, file and record assumed if no data file is named."""
 
 
 class Recipe(NamedTuple):
@@ -139,12 +154,6 @@ def build_rank(job: Job) -> Recipe:
 
 def build_increment(job: Job) -> Recipe:
     """Return training that continues an earlier run on new data, mixed with the old data."""
-    from regauge.config import build, read_saved_run
-    from regauge.config.output_files import SAVED_RUN
-    from regauge.data.dataset import read_manifest
-    from regauge.data.settings import RowLayout
-    from regauge.training.settings import TrainSettings
-
     if job.model is None or not (Path(job.model) / SAVED_RUN).is_file():
         raise SettingsError("an increment continues a run", "name its output folder with --model")
     run = build(TrainSettings, read_saved_run(Path(job.model)))
@@ -240,7 +249,6 @@ def _hold_out(job: Job) -> Tables:
 
 
 def _describe_training(job: Job, batch_rows: int, num_rows: float, model: Tables) -> Tables:
-    """Return model, batch, length and evaluations for data with about `num_rows` rows."""
     rows, epochs, every = batch_rows, FINE_TUNING_EPOCHS, UNKNOWN_EVERY_STEPS
     if job.data.is_complete:
         while rows > MIN_BATCH_ROWS and num_rows < MIN_STEPS_PER_EPOCH * rows:
@@ -289,3 +297,45 @@ def _has_chat_template(model: str) -> bool:
         return True
     config = find_json(folder / "tokenizer_config.json", "replace it") or {}
     return "chat_template" in config
+
+
+def write_recipe(name: str, run_file: str, data: Path | None, model: str | None) -> str:
+    """Return a recipe's run file.
+
+    `run_file` is its path; the output folders share its name. `data` is a record file; without one,
+    the fields have common names. `model` is a folder or a name on the Hugging Face Hub.
+    """
+    if data is None:
+        kind, file, record = EXAMPLES[name]
+        fields = {field: FieldSummary([value]) for field, value in record.items()}
+        contents = DataFile({"kind": kind, "files": (file,)}, 1, is_complete=False, fields=fields)
+        note = f"# Its data is {file}, with the fields: {', '.join(record)}."
+    else:
+        contents, note = read_data_file(data), ""
+    recipe = BUILDERS[name](Job(Path(run_file).stem, contents, model))
+    return "\n".join([*_format_header(name, run_file, recipe, note), *format_tables(recipe.tables)])
+
+
+def _format_header(name: str, run_file: str, recipe: Recipe, note: str) -> list[str]:
+    return [
+        f"# {DESCRIPTIONS[name]}.",
+        *([note] if note else []),
+        "#",
+        *(f"#   regauge {verb} {shlex.quote(run_file)}" for verb in ("prepare", "train")),
+        f"#   {recipe.use}",
+        "",
+    ]
+
+
+def format_tables(tables: dict[str, Any]) -> list[str]:
+    """Return TOML lines; a table is one line if it is short enough."""
+    lines = []
+    for name, value in tables.items():
+        line = f"{name} = {format_toml(value)}"
+        if isinstance(value, dict) and (len(value) == 1 or len(line) > MAX_LINE):
+            lines += [
+                f"{name}.{format_key(key)} = {format_toml(item)}" for key, item in value.items()
+            ]
+        else:
+            lines.append(line)
+    return [*lines, ""]

@@ -9,6 +9,7 @@ This module does not run verbs.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,26 @@ from pydantic import ConfigDict
 
 from regauge import commands, config
 from regauge.config.output_files import DONE
+from regauge.supervision.nodes.topology import is_whole_node
 from regauge.system import choices
 from regauge.system.errors import SettingsError
 from regauge.system.json_files import hash_document
+from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regauge.commands._stages.repeating import RoundInputs
 
 FOLDER_DIGITS = 12
 _STAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+INDEX_VARIABLES = (
+    "PET_NODE_RANK",
+    "AWS_BATCH_JOB_NODE_INDEX",
+    "JOB_COMPLETION_INDEX",
+    "SLURM_NODEID",
+)
+"""Node number variables: torchrun, AWS Batch, Indexed Jobs, and `srun`."""
 
 
 class Stage(config.Settings):
@@ -155,7 +167,6 @@ def _check_name(stage: Stage, earlier: list[ResolvedStage]) -> str:
 
 
 def _find_root(stage: Stage) -> type[config.Settings]:
-    """Return the settings root of a stage's verb, which may have a flag."""
     verb, name = stage.verb, stage.name or stage.verb
     stage_roots = {
         stage_verb: root
@@ -191,7 +202,6 @@ def _build(
     folder: Path,
     references: References,
 ) -> config.Settings:
-    """Build a stage's settings with the stage's output folder, and without another one."""
     output = tables.get("output")
     if isinstance(output, dict):
         tables = {**tables, "output": {key: output[key] for key in output if key != "folder"}}
@@ -202,3 +212,21 @@ def _build(
         overlay = {part: overlay} if part else {}
     complete = references.replace(config.merge(tables, overlay))
     return config.build(root, complete, commands.table_names(), f"stage '{references.stage}'")
+
+
+def is_follower(stage: ResolvedStage, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is a node in a training stage other than the first.
+
+    Each node runs `regauge pipeline FILE --until STAGE`; only the first one writes the records.
+    """
+    settings = stage.settings
+    if not isinstance(settings, TrainSettings):
+        return False
+    nodes = settings.execution.nodes
+    return is_whole_node(nodes, environment) and read_node_index(environment) > 0
+
+
+def read_node_index(environment: Mapping[str, str]) -> int:
+    """Return this node's number, from the first variable in the environment; 0 without one."""
+    values = [environment[name] for name in INDEX_VARIABLES if name in environment]
+    return int(values[0]) if values and values[0].isdigit() else 0

@@ -148,7 +148,6 @@ def _take_serving(
 
 
 def _describe_tables(stage: Stage, tables: config.Tables) -> config.Tables:
-    """Return a stage's tables without the output folder, as JSON stores them."""
     described = dict(tables)
     for key in ("output.folder", find_output(stage.verb)):
         name, _, last = key.rpartition(".")

@@ -119,7 +119,6 @@ def select_round(
 
 
 def _start(pipeline: PipelineFile, number: int, files: dict[str, FileHashes]) -> Round:
-    """Return a new round, starting from the model that serves now."""
     version = _find_version(pipeline)
     return Round(
         number=number,
@@ -149,7 +148,6 @@ def _find_version(pipeline: PipelineFile) -> str | None:
 
 
 def _resolve(pipeline: PipelineFile, repetition: Repetition) -> Repetition:
-    """Resolve the current round's stages; return the repetition."""
     registry, current = pipeline.settings.registry, repetition.current
     base, serving = (
         find_serving(registry, version) if registry and version else None

@@ -1,20 +1,28 @@
-"""Finds which pipeline stages are finished, stale or pending, and why. It writes nothing."""
+"""Finds which pipeline stages are finished, stale or pending, and plans them; writes nothing."""
 
 from __future__ import annotations
 
+import inspect
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regauge import config
+from regauge import commands, config
+from regauge.commands._parts.default_tables import complete_tables
 from regauge.config.output_files import DONE
 from regauge.data.input_hashes import SHOWN_DIGITS, list_changes, list_settings_changes
-from regauge.system.errors import DataError, SettingsError
+from regauge.system.errors import DataError, RegaugeError, SettingsError
 from regauge.system.json_files import DocumentShape
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regauge.commands._stages import ResolvedStage
     from regauge.commands._stages.repetition import Repetition
+
+DatasetRows = dict[str, Any]
+"""Dataset folder -> row layouts; see `data/unprepared.py`."""
 
 
 class DoneShape(DocumentShape):
@@ -115,7 +123,6 @@ def _describe_change(before: dict[str, Any], now: dict[str, Any], stale_input: s
 
 
 def _describe_reuse(stage: ResolvedStage, repetition: Repetition) -> str:
-    """Return the round in which a finished stage ran."""
     for entry in repetition.rounds:
         if (item := entry.find_stage(stage.name, stage.sha256)) and not item.is_reused:
             return f"nothing has changed since round {entry.number}"
@@ -123,9 +130,46 @@ def _describe_reuse(stage: ResolvedStage, repetition: Repetition) -> str:
 
 
 def _find_last_identity(stage: ResolvedStage, repetition: Repetition) -> dict[str, Any] | None:
-    """Return a stage's identity in the last round with a finished one, if any."""
     for entry in reversed(repetition.rounds):
         for item in entry.stages:
             if item.name == stage.name:
                 return _read_done(Path(item.folder) / DONE)
     return None
+
+
+def describe_datasets(stages: list[ResolvedStage], shared: config.Tables) -> DatasetRows:
+    """Return the row layouts of datasets in the shared tables and of those prepared by stages."""
+    from regauge.data import unprepared
+
+    dataset_rows: DatasetRows = {}
+    with suppress(SettingsError):  # a stage's tables may complete the shared ones
+        dataset_rows |= unprepared.describe_datasets(complete_tables(shared))
+    for stage in stages:
+        list_datasets = getattr(commands.import_verb(stage.verb), "list_datasets", None)
+        if list_datasets is not None:
+            dataset_rows |= list_datasets(stage.settings)
+    return dataset_rows
+
+
+def make_plan(
+    stage: ResolvedStage, statuses: Mapping[str, StageStatus], dataset_rows: DatasetRows
+) -> dict[str, Any]:
+    """Return the dry run of a stage's verb.
+
+    If it depends on stale or unfinished inputs, the plan only has their names.
+    """
+    plan = getattr(commands.import_verb(stage.verb), "plan", None)
+    if plan is None:
+        return {}
+    states = {name: statuses[name].state for name in stage.inputs}
+    if stale := [name for name, state in states.items() if state == "stale"]:
+        return {"depends_on": ", ".join(stale)}
+    needs_rows = "dataset_rows" in inspect.signature(plan).parameters
+    try:
+        return dict(plan(stage.settings, **({"dataset_rows": dataset_rows} if needs_rows else {})))
+    except RegaugeError as error:
+        unfinished = [name for name, state in states.items() if state != "finished"]
+        if not unfinished:
+            error.add_location(f"stage '{stage.name}'")
+            raise
+        return {"depends_on": ", ".join(unfinished)}

@@ -124,7 +124,6 @@ def _read_manifests(settings: BenchmarkSettings) -> dict[str, ArtifactManifest]:
 
 
 def _limit_input_lengths(settings: BenchmarkSettings) -> BenchmarkSettings:
-    """Limit default lengths to what all artifacts accept."""
     inference = settings.inference
     if "input_lengths" in inference.model_fields_set:
         return settings

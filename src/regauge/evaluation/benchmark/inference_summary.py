@@ -120,7 +120,6 @@ def describe_computation(manifest: ArtifactManifest) -> str:
 def _summarize_artifact(
     settings: BenchmarkSettings, name: str, manifest: ArtifactManifest, repeats: Sequence[Repeat]
 ) -> Document:
-    """Return the figures independent of the request."""
     starts = [line for repeat in repeats for line in repeat if "startup" in line]
     ends = [line for repeat in repeats for line in repeat if "chip" in line]
     memory = [line["peak_memory_bytes"] for line in ends if line["peak_memory_bytes"] is not None]
@@ -211,7 +210,6 @@ def _build_rows(
 def _summarize_closed_loop(
     artifact: Document, batch_size: int, loops: Sequence[Document]
 ) -> Document:
-    """Return the closed-loop figures; `loops` has one line per repeat."""
     medians = [percentile(loop["latencies_ms"], 50) or 0.0 for loop in loops]
     counts = [len(loop["latencies_ms"]) for loop in loops]
     rates = [count / loop["duration_seconds"] for count, loop in zip(counts, loops, strict=True)]
@@ -233,7 +231,6 @@ def _summarize_closed_loop(
 def _summarize_open_loop(
     artifact: Document, batch_size: int, loads: Sequence[Document]
 ) -> Document:
-    """Return the figures at one arrival rate; `loads` has one line per repeat."""
     per_second = statistics.median(float(load["requests_per_second"]) for load in loads)
     latencies = [load["latencies_ms"] for load in loads]
     dropped_fraction = summary.find_dropped_fraction(latencies)

@@ -249,7 +249,6 @@ def _find_vocabulary_size(artifact: Artifact) -> int:
 
 
 def _count_texts(artifact: Artifact) -> int:
-    """Return the number of texts per record."""
     inputs = artifact.manifest.program.inputs
     tokens = next((spec for spec in inputs if LENGTH in spec.shape), None)
     return math.prod(size for size in tokens.shape if isinstance(size, int)) if tokens else 0

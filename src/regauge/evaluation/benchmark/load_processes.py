@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from regauge.evaluation.benchmark.http_load import HttpTarget, LoadResult, merge_results
+from regauge.evaluation.benchmark.http_load import HttpLoad, HttpTarget, LoadResult, merge_results
 from regauge.system.children import FunctionProcess, convert_return_code, start_function
 from regauge.system.errors import ChildError, NoProgressError
 from regauge.system.files import write_json
+from regauge.system.json_files import read_json_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
     import numpy as np
 
-WORKER = "regauge.evaluation.benchmark.load_worker:run_loads"
+WORKER = "regauge.evaluation.benchmark.load_processes:run_loads"
 START_DELAY_SECONDS = 0.05
 """Time between the order to start a load and its start, in which all processes receive it."""
 GRACE_SECONDS = 30.0
@@ -70,7 +73,6 @@ class LoadProcesses:
     def _run(
         self, specs: list[dict[str, Any]], texts_per_request: int, seconds: float
     ) -> LoadResult:
-        """Run one load and return the merged measurements."""
         shared = {
             "texts_per_request": texts_per_request,
             "seconds": seconds,
@@ -102,3 +104,38 @@ def _receive(child: FunctionProcess, deadline: float) -> Any:
     except EOFError:
         code = convert_return_code(child.process.wait()) or 1
         raise ChildError(code, "the load generator ended; see above") from None
+
+
+def run_loads(pipe: Connection) -> None:
+    """Run the loads of a pipe, until it is closed."""
+    target, path = pipe.recv()
+    texts = read_json_list(path, "start the benchmark again")
+    with asyncio.Runner(loop_factory=_find_loop_factory()) as runner:
+        runner.run(_run_loads(pipe, target, texts))
+
+
+async def _run_loads(pipe: Connection, target: HttpTarget, texts: list[str]) -> None:
+    async with HttpLoad(target, texts) as load:
+        pipe.send(None)
+        with suppress(EOFError):
+            while True:
+                pipe.send(await _run_load(load, pipe.recv()))
+
+
+async def _run_load(load: HttpLoad, spec: dict[str, Any]) -> LoadResult:
+    """Run one load at the start time on the monotonic clock, which all processes share."""
+    await asyncio.sleep(max(0.0, spec["start_at"] - time.monotonic()))
+    if "concurrency" in spec:
+        return await load.run_closed(
+            spec["concurrency"], spec["texts_per_request"], spec["seconds"]
+        )
+    return await load.run_open(spec["arrivals"], spec["texts_per_request"], spec["seconds"])
+
+
+def _find_loop_factory() -> Any:
+    """Return uvloop's event loop, which sends more requests per second, if it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

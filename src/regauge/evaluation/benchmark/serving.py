@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import statistics
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, dump
 from regauge.config.output_files import BENCHMARK
+from regauge.data.sources import Record
+from regauge.data.sources.python_docs import PythonDocs
 from regauge.evaluation.benchmark import serving_summary, summary
 from regauge.evaluation.benchmark.load_generator import draw_arrivals, draw_bursts, search_rate
 from regauge.evaluation.benchmark.load_processes import LoadProcesses
@@ -25,21 +29,24 @@ from regauge.evaluation.benchmark.served_target import (
     read_phase_seconds,
     subtract_phases,
 )
-from regauge.evaluation.benchmark.text_trace import read_trace
 from regauge.evaluation.report.benchmarks import read_benchmark
+from regauge.inference.export.probe_texts import STDLIB_FOLDER, STDLIB_PACKAGES
 from regauge.system import processes
-from regauge.system.errors import SettingsError, find_refusal
+from regauge.system.errors import DataError, SettingsError, find_refusal
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
 
+    from regauge.data.sources import Source
     from regauge.evaluation.benchmark.http_load import HttpTarget, LoadResult
-    from regauge.evaluation.benchmark.serving_settings import ServingBenchmarkSettings
+    from regauge.evaluation.benchmark.serving_settings import (
+        ServingBenchmarkSettings,
+        TraceSettings,
+    )
     from regauge.evaluation.benchmark.summary import Document
-    from regauge.evaluation.benchmark.text_trace import TextTrace
 
 KIND, DESCRIPTION = "serving", "a server benchmark"
 """Benchmark document kind, and the name in errors."""
@@ -51,6 +58,9 @@ MIN_REQUESTS = 20
 """Expected requests in a slow open loop, if the duration permits."""
 START_FRACTION = 0.5
 """First rate in the search, as a fraction of the largest closed-loop request rate."""
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
+CHARACTERS = range(20, 401)
+"""Default text lengths; servers refuse texts with more tokens than the model reads."""
 
 
 def plan(settings: ServingBenchmarkSettings) -> Document:
@@ -202,7 +212,6 @@ class ServerMeasurement:
     def _measure_open_loops(
         self, closed_loop: list[Document], saturation: Document | None
     ) -> list[Document]:
-        """Return figures for each kind of arrivals at each rate."""
         open_loop = self.settings.open_loop
         highest = (saturation or {}).get("requests_per_second")
         highest = highest or max(row["requests_per_second"] for row in closed_loop)
@@ -236,7 +245,6 @@ class ServerMeasurement:
         return self._measure(lambda: self.load.run_open(arrivals, texts, seconds), texts)
 
     def _measure(self, run_load: Callable[[], LoadResult], texts_per_request: int) -> Document:
-        """Return one load's figures, with the server's phase seconds if available."""
         before = read_phase_seconds(self.target.url)
         result = run_load()
         phases = subtract_phases(read_phase_seconds(self.target.url), before)
@@ -260,8 +268,59 @@ def _list_closed(settings: ServingBenchmarkSettings) -> list[tuple[int, int]]:
 
 
 def _read_baseline(settings: ServingBenchmarkSettings) -> Document | None:
-    """Return the earlier benchmark document; raises DataError if it is unusable."""
     if settings.regression.baseline is None:
         return None
     path = Path(settings.regression.baseline)
     return read_benchmark(path / BENCHMARK if path.is_dir() else path)
+
+
+@dataclass(frozen=True)
+class TextTrace:
+    """Texts for requests, in their real lengths."""
+
+    texts: tuple[str, ...]
+    origin: str
+
+    def describe(self) -> dict[str, Any]:
+        """Return the texts' origin, count and lengths."""
+        lengths = [len(text) for text in self.texts]
+        return {
+            "origin": self.origin,
+            "count": len(lengths),
+            "mean_characters": statistics.fmean(lengths),
+            "max_characters": max(lengths),
+        }
+
+
+def read_trace(settings: TraceSettings) -> TextTrace:
+    """Return the source's first texts, or sentences from docstrings without a source.
+
+    Raises DataError if the source does not contain any text.
+    """
+    if settings.source is not None:
+        origin = f"source '{settings.source.kind}'"
+        texts = _read_texts(settings.source)
+    else:
+        origin = "sentences of docstrings of Python's standard library"
+        roots = tuple(str(STDLIB_FOLDER / name) for name in STDLIB_PACKAGES)
+        texts = _split_sentences(_read_texts(PythonDocs(roots=roots)))
+    distinct = tuple(islice(dict.fromkeys(texts), settings.count))
+    if not distinct:
+        raise DataError("trace.source does not contain text", "name another trace.source")
+    return TextTrace(distinct, origin)
+
+
+def _read_texts(source: Source) -> Iterator[str]:
+    for piece in source.list_pieces():
+        for record in source.read(piece):
+            if isinstance(record, Record):
+                values = record.fields.values()
+                yield from (value for value in values if isinstance(value, str) and value.strip())
+
+
+def _split_sentences(texts: Iterator[str]) -> Iterator[str]:
+    for text in texts:
+        for part in SENTENCE.split(text):
+            sentence = " ".join(part.split())
+            if len(sentence) in CHARACTERS:
+                yield sentence

@@ -121,7 +121,6 @@ def _shared_execution(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
 
 
 def _scale_batch(tables: dict[str, Any], world_size: int) -> dict[str, Any]:
-    """Return run tables with batch and learning rate multiplied by the world size."""
     optimizer = tables["optimizer"]
     larger: dict[str, Any] = {
         "batch": {"rows": tables["batch"]["rows"] * world_size},
@@ -250,7 +249,6 @@ def build_document(
 
 
 def _shared_settings(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
-    """Return the settings shared by all rows in a table."""
     tables = dump(settings)
     tables["benchmark"].pop("processes")
     tables["execution"].pop("nodes")

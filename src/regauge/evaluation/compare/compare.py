@@ -87,13 +87,11 @@ def _check_metric(metric: str, runs: str, measured: Iterable[str]) -> None:
 
 
 def _with_unique_names(runs: tuple[RunFolder, ...]) -> tuple[RunFolder, ...]:
-    """Return the runs, named by folder where two names are equal."""
     if len({run.name for run in runs}) == len(runs):
         return runs
     return tuple(replace(run, name=str(run.folder)) for run in runs)
 
 
 def _find_target(runs: tuple[RunFolder, ...]) -> Target | None:
-    """Return the common target of the first held-out metric measured by every run."""
     names = (name for name in runs[0].series if not is_train_metric(name))
     return next(filter(None, (find_common_target(runs, name) for name in names)), None)

@@ -87,7 +87,6 @@ def build_value_table(divergence: Divergence) -> tuple[dict[str, str], ...]:
 
 
 def _bound_ratio(value: ValueDifference) -> float:
-    """Return the difference as a multiple of the rounding bound."""
     return value.difference / value.bound if value.bound else 0.0
 
 

@@ -290,7 +290,6 @@ def _find_series(run: RunFolder, name: str) -> Series:
 
 
 def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
-    """Return a run's facts, settings and package versions by key."""
     facts = {words: run.identity.get(name) for name, words in FACT_NAMES.items()}
     versions = run.environment.get("packages") or {}
     packages = {f"package {name}": version for name, version in versions.items()}
@@ -301,6 +300,5 @@ def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
 
 
 def _is_in_tables(key: str, tables: tuple[str, ...], but: tuple[str, ...] = ()) -> bool:
-    """Return whether a key is one of the tables or below one, and not one of `but`."""
     is_inside = any(key == table or key.startswith(f"{table}.") for table in tables)
     return is_inside and key not in but

@@ -5,25 +5,20 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING, Any
 
-from regauge.evaluation.report import inference_section, scaling_section, serving_section
-from regauge.evaluation.report.benchmark_section import PERCENTILES
+from regauge.evaluation.report import inference_section, serving_section
+from regauge.evaluation.report.benchmark_section import PERCENTILES, BenchmarkSection, ReportTable
+from regauge.evaluation.report.charts import AxisScale, chart_scaling
 from regauge.run_folders import formatting
 from regauge.system.files import open_in_place, write_atomic
 from regauge.system.json_files import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from regauge.evaluation.report.benchmark_section import BenchmarkSection, Document
+    from regauge.evaluation.report.benchmark_section import Document, Row
     from regauge.run_folders.run_folder import RunFolder
 
-BUILDERS: dict[str, Callable[[Document, str], BenchmarkSection | None]] = {
-    "training": scaling_section.build_section,
-    "inference": inference_section.build_section,
-    "serving": serving_section.build_section,
-}
-"""Document kind -> section builder, in report order."""
 TABLE_FILE, CHART_FILE = "benchmark.csv", "benchmark.svg"
 CHART_TITLES = (inference_section.THROUGHPUT_TITLE, serving_section.LATENCY_TITLE)
 """Title prefixes of charts written to a file."""
@@ -52,6 +47,8 @@ SERVING_KEYS = (
     *("max_ms", "goodput_fraction", "dropped_fraction"),
 )
 """Server load keys in a CSV line."""
+WIDE_COLUMNS = ("learning rate", "range", "$ per 1M tokens")
+"""Columns too wide for a terminal."""
 
 
 def read_benchmark(path: Path) -> Document:
@@ -113,7 +110,6 @@ def write_table(path: Path, document: Document) -> None:
 
 
 def _build_inference_lines(document: Document) -> Iterator[dict[str, Any]]:
-    """Yield one CSV line per artifact, batch size, input length and load."""
     artifacts = {artifact["name"]: artifact for artifact in document["artifacts"]}
     for row in document["rows"]:
         artifact = artifacts[row["artifact"]]
@@ -135,7 +131,6 @@ def _build_inference_lines(document: Document) -> Iterator[dict[str, Any]]:
 
 
 def _build_serving_lines(document: Document) -> Iterator[dict[str, Any]]:
-    """Yield one CSV line per server load."""
     loads = [("closed_loop", row) for row in document["closed_loop"]]
     loads += [("open_loop", row) for row in document["open_loop"]]
     loads += [("saturation", row) for row in (document["saturation"] or {}).get("trials", ())]
@@ -147,3 +142,60 @@ def _build_serving_lines(document: Document) -> Iterator[dict[str, Any]]:
             "client_processor_share": row["generator"]["processor_share"],
             "client_kept_up": row["generator"]["kept_up"],
         }
+
+
+def _build_scaling_section(document: Document, name: str = "") -> BenchmarkSection | None:
+    """Return a training benchmark's section; None if it does not have rows.
+
+    `name` is the output folder's name, for the title.
+    """
+    rows = document.get("rows", ())
+    if not rows:
+        return None
+    title = f"{document['scaling'].capitalize()} scaling{' of ' if name else ''}{name}"
+    table = ReportTable(title, tuple(map(_build_row, rows)), WIDE_COLUMNS)
+    speeds = tuple((row["processes"], row["tokens_per_second"]) for row in rows)
+    charts = chart_scaling(
+        "Real tokens per second by number of processes",
+        speeds,
+        AxisScale(x="process", y="real tokens/s"),
+    )
+    return BenchmarkSection(
+        title, (table,), (), (_describe_method(document),), document, tuple(charts)
+    )
+
+
+def _build_row(row: Mapping[str, Any]) -> Row:
+    low, high = row["tokens_per_second_range"]
+    return {
+        "processes": row["name"],
+        "batch": f"{row['global_batch_size']:,}",
+        "learning rate": f"{row['learning_rate']:g}",
+        "sequences/s": f"{row['sequences_per_second']:,.4g}",
+        "tokens/s": f"{row['tokens_per_second']:,.0f}",
+        "range": f"{low:,.0f} to {high:,.0f}",
+        "efficiency": formatting.percent(row["efficiency"]),
+        "MFU": formatting.percent(row["mfu"]),
+        "s/step": f"{row['seconds_per_step']:.3g}",
+        "$ per 1M tokens": formatting.dollars(row["usd_per_million_tokens"]),
+    }
+
+
+def _describe_method(document: Mapping[str, Any]) -> str:
+    formulas, row = document["formulas"], document["rows"][-1]
+    repeats = "one run" if document["repeats"] == 1 else f"{document['repeats']} runs"
+    description = document["description"].capitalize()
+    return (
+        f"{description}. Medians of {repeats} of {document['steps']} steps, "
+        f"{document['date']}, {row['chip']}; tokens exclude padding. "
+        f"Sequences/s: {formulas['sequences_per_second']}. Efficiency: {formulas['efficiency']}. "
+        f"MFU: {row['mfu_formula']}; peak: {row['peak_source']}."
+    )
+
+
+BUILDERS: dict[str, Callable[[Document, str], BenchmarkSection | None]] = {
+    "training": _build_scaling_section,
+    "inference": inference_section.build_section,
+    "serving": serving_section.build_section,
+}
+"""Document kind -> section builder, in report order."""

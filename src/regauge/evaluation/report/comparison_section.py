@@ -21,7 +21,7 @@ from regauge.evaluation.report.charts import (
     chart_curves,
     chart_scaling,
 )
-from regauge.evaluation.report.run_charts import chart_memory
+from regauge.evaluation.report.run_section import chart_memory
 from regauge.monitoring.trackers import TRAIN_LOSS
 from regauge.run_folders import formatting
 from regauge.run_folders.series import smooth
@@ -169,13 +169,11 @@ def _build_charts(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _select_metrics(comparison: ComparisonResult) -> list[MetricComparison]:
-    """Return the first metrics shared by a run and the baseline, each once."""
     by_name = {metric.name: metric for parity in comparison.parities for metric in parity.metrics}
     return list(by_name.values())[:MAX_METRICS]
 
 
 def _chart_metric(comparison: ComparisonResult, metric: MetricComparison) -> list[Chart]:
-    """Return a held-out metric's chart, with tolerance and noise around the baseline."""
     curves = [
         Curve(run.name, heldout_metrics(run).get(metric.name, ()), "points")
         for run in comparison.runs
@@ -189,7 +187,6 @@ def _chart_metric(comparison: ComparisonResult, metric: MetricComparison) -> lis
 
 
 def _build_band(label: str, baseline: Series, widths: Series, *, hatched: bool = False) -> Band:
-    """Return a band with a relative width around a series."""
     lower = tuple((step, value - abs(value) * value_at(widths, step)) for step, value in baseline)
     upper = tuple((step, value + abs(value) * value_at(widths, step)) for step, value in baseline)
     return Band(label, lower, upper, hatched)
@@ -202,7 +199,6 @@ def _loss_curves(comparison: ComparisonResult) -> list[Curve]:
 
 
 def _chart_loss_differences(comparison: ComparisonResult) -> list[Chart]:
-    """Return a chart of relative differences from the baseline's training loss."""
     curves = []
     for parity in comparison.parities:
         points = tuple((gap.step, max(gap.difference, MIN_DIFFERENCE)) for gap in parity.loss_gaps)
@@ -237,7 +233,6 @@ def _chart_metric_by_cost(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _chart_speed(comparison: ComparisonResult) -> list[Chart]:
-    """Return a chart of each run's tokens per second, split into real tokens and padding."""
     bars = []
     for run in comparison.runs:
         speed, padding = _find_speed(run), run.ledger.get("padding_fraction")
@@ -249,7 +244,6 @@ def _chart_speed(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _chart_scaling(comparison: ComparisonResult) -> list[Chart]:
-    """Return a speed chart by device count, if the runs differ in it."""
     speeds: dict[int, float] = {}
     for run in comparison.runs:
         speed = _find_speed(run)

@@ -53,7 +53,6 @@ def build_section(document: Document, name: str = "") -> BenchmarkSection | None
 
 
 def _format_shape(document: Document, row: Mapping[str, Any]) -> Row:
-    """Return the batch x length cell, with the model if the document has several."""
     models = {artifact["name"]: artifact["model"] for artifact in document["artifacts"]}
     shape = f"{row['batch_size']} x {row['input_length']}"
     if len(set(models.values())) == 1:
@@ -63,7 +62,6 @@ def _format_shape(document: Document, row: Mapping[str, Any]) -> Row:
 
 
 def _order_rows(document: Document) -> list[Document]:
-    """Return the rows ordered by batch x length, then by artifact."""
     shapes = list(dict.fromkeys(map(_get_shape, document["rows"])))
     names = [artifact["name"] for artifact in document["artifacts"]]
     return sorted(
@@ -77,7 +75,6 @@ def _get_shape(row: Document) -> tuple[int, int]:
 
 
 def _build_closed_loop_table(document: Document) -> ReportTable:
-    """Return the closed-loop table: one request at a time."""
     rows = tuple(
         {
             **_format_shape(document, row),
@@ -103,7 +100,6 @@ def _format_joules(closed: Mapping[str, Any]) -> str:
 
 
 def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
-    """Yield the open-loop table, if the benchmark has one."""
     rows = (
         {
             **_format_shape(document, row),
@@ -122,7 +118,6 @@ def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
 
 
 def _build_artifact_table(document: Document) -> ReportTable:
-    """Return the table with startup, memory, chip and price, one row per artifact."""
     rows = tuple(
         {
             ARTIFACT: artifact["name"],
@@ -155,7 +150,6 @@ def _format_price(price: Mapping[str, Any] | None) -> str:
 
 
 def _group_pairs(document: Document) -> list[list[Document]]:
-    """Return the ratios grouped by artifact pair."""
     pairs: dict[tuple[str, str], list[Document]] = {}
     for ratios in document["ratios"]:
         pairs.setdefault((ratios["baseline"], ratios["candidate"]), []).append(ratios)
@@ -163,7 +157,6 @@ def _group_pairs(document: Document) -> list[list[Document]]:
 
 
 def _build_pair_table(document: Document, pair: Sequence[Document]) -> ReportTable:
-    """Return a pair's table: both values and their latency, throughput and cost ratios."""
     closed = {(row[ARTIFACT], *_get_shape(row)): row["closed_loop"] for row in document["rows"]}
     first, second = pair[0]["baseline"], pair[0]["candidate"]
     rows = []
@@ -203,7 +196,6 @@ def _format_ratio(value: float | None) -> str:
 
 
 def _describe_pair(pair: Sequence[Document]) -> str:
-    """Return a sentence on a pair's median latency ratio."""
     first, second = pair[0]["baseline"], pair[0]["candidate"]
     latency_ratios = sorted(
         ratios["latency_ratio"] for ratios in pair if ratios["latency_ratio"] is not None
@@ -221,7 +213,6 @@ def _describe_pair(pair: Sequence[Document]) -> str:
 
 
 def _describe_method(document: Document) -> Iterator[str]:
-    """Yield the method, and the formula or source of each figure."""
     formulas = document["formulas"]
     num_repeats = document["repeats"]
     repeats = "one repeat" if num_repeats == 1 else f"{num_repeats} alternating repeats"
@@ -249,7 +240,6 @@ def _describe_method(document: Document) -> Iterator[str]:
 
 
 def _describe_artifacts(document: Document, key: str, template: str) -> str:
-    """Return a figure for each artifact with the source, equal ones once."""
     texts = dict.fromkeys(
         template.format(**artifact) if artifact[key] else f"unknown for {artifact['name']}"
         for artifact in document["artifacts"]
@@ -258,7 +248,6 @@ def _describe_artifacts(document: Document, key: str, template: str) -> str:
 
 
 def _describe_prices(document: Document) -> str:
-    """Return each machine's price, with source and date."""
     prices = []
     for artifact in document["artifacts"]:
         price = artifact["price"]
@@ -272,7 +261,6 @@ def _describe_prices(document: Document) -> str:
 
 
 def _chart_throughput(document: Document) -> list[Chart]:
-    """Return a chart of inferences per second for every artifact and batch x length."""
     bars = []
     for row in _order_rows(document):
         (label,) = _format_shape(document, row).values()
@@ -281,7 +269,6 @@ def _chart_throughput(document: Document) -> list[Chart]:
 
 
 def _chart_latencies(document: Document) -> Iterator[Chart]:
-    """Yield a latency chart by request rate for each batch x length with several rates."""
     for shape in dict.fromkeys(map(_get_shape, document["rows"])):
         rows = [row for row in document["rows"] if _get_shape(row) == shape]
         curves = [_build_curve(row, percent) for row in rows for percent in CHARTED_PERCENTILES]
@@ -290,7 +277,6 @@ def _chart_latencies(document: Document) -> Iterator[Chart]:
 
 
 def _build_curve(row: Document, percent: int) -> Curve:
-    """Return a latency percentile by request rate."""
     loads = sorted(row["open_loop"], key=lambda load: load["requests_per_second"])
     points = [(load["requests_per_second"], load[f"p{percent}_ms"]) for load in loads]
     known = tuple((rate, value) for rate, value in points if value is not None)

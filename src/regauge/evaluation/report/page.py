@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from regauge.evaluation.compare.verdict import heldout_metrics
 from regauge.evaluation.report import benchmarks
-from regauge.evaluation.report.classes_section import ClassesSection, build_classes_sections
+from regauge.evaluation.report.charts import Chart, MatrixChart
 from regauge.evaluation.report.comparison_section import RunComparison, build_run_comparison
 from regauge.evaluation.report.figures import KeyFigure
 from regauge.evaluation.report.run_section import Environment, RunSection, build_run_section
@@ -15,9 +15,17 @@ from regauge.run_folders import formatting
 from regauge.run_folders.evaluation_table import EvaluationTable, build_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from regauge.evaluation.compare.compare import ComparisonResult
     from regauge.evaluation.report.benchmark_section import BenchmarkSection
     from regauge.run_folders.run_folder import RunFolder
+    from regauge.tasks import ClassMetrics, ClassReport
+
+MAX_ROWS = 50
+"""Classes shown in a report, most frequent first."""
+MAX_DRAWN_CLASSES = 40
+"""Largest class count for which the confusion matrix is drawn."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,6 @@ def build_report(
 
 
 def _build_title(runs: tuple[RunFolder, ...], comparison: ComparisonResult | None) -> str:
-    """Return the compared runs' names, a single run's name, or the pipeline's name."""
     if comparison is not None and comparison.runs == runs:
         return " vs. ".join(run.name for run in runs)
     if len(runs) == 1:
@@ -94,7 +101,6 @@ def _build_title(runs: tuple[RunFolder, ...], comparison: ComparisonResult | Non
 def _describe_results(
     tables: tuple[EvaluationTable, ...], run_sections: tuple[RunSection, ...]
 ) -> tuple[str, ...]:
-    """Return the results, one sentence each; an unfinished run reports the progress."""
     lines = [sentence for table in tables for sentence in table.leader_sentences()]
     unfinished = [
         section
@@ -110,7 +116,6 @@ def _describe_results(
 
 
 def _describe_heldout(run: RunFolder) -> list[str]:
-    """Return a sentence per changed metric, and one for all unchanged ones."""
     changed, unchanged = [], []
     for name, series in heldout_metrics(run).items():
         (first_step, first), (last_step, last) = series[0], series[-1]
@@ -126,7 +131,6 @@ def _describe_heldout(run: RunFolder) -> list[str]:
 def _build_key_figures(
     tables: tuple[EvaluationTable, ...], run_sections: tuple[RunSection, ...]
 ) -> tuple[KeyFigure, ...]:
-    """Return the top figures: best values, then time, tokens and dollars."""
     best = [
         KeyFigure(f"best {metric}", formatting.number(value), name)
         for table in tables[-1:]
@@ -155,3 +159,56 @@ def _build_cost_figure(run_sections: tuple[RunSection, ...]) -> KeyFigure:
         return KeyFigure("cost", formatting.UNKNOWN, f"no price is set for {', '.join(unpriced)}")
     total = sum(usd for _, usd in costs if usd is not None)
     return KeyFigure("cost", formatting.dollars(total), "over all attempts")
+
+
+@dataclass(frozen=True)
+class ClassesSection:
+    """One model's quality by class."""
+
+    title: str
+    rows: tuple[dict[str, str], ...]
+    """Class, precision, recall, F1 and support."""
+    note: str
+    """Omitted classes; empty if all are shown."""
+    names: tuple[str, ...]
+    """Class names in the confusion matrix."""
+    matrix: tuple[tuple[int, ...], ...]
+    """Row counts, [actual class, predicted class]; empty without a matrix to draw."""
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """The confusion matrix; empty without one to draw."""
+        chart = MatrixChart("Confusion matrix", self.names, self.matrix)
+        return (chart,) if self.matrix else ()
+
+
+def build_classes_sections(runs: Iterable[RunFolder]) -> tuple[ClassesSection, ...]:
+    """Return one section per model in an evaluation, or per held-out set in a run."""
+    return tuple(
+        _build_section(f"Classes: {run.name}, {name}", report)
+        for run in runs
+        for name, report in run.class_reports.items()
+        if report["classes"]
+    )
+
+
+def _build_section(title: str, report: ClassReport) -> ClassesSection:
+    classes = shown = report["classes"]
+    note = ""
+    if len(classes) > MAX_ROWS:
+        shown = sorted(classes, key=lambda row: -row["support"])[:MAX_ROWS]
+        note = f"The {MAX_ROWS} most frequent of {len(classes)} classes."
+    matrix = report.get("confusion_matrix") or []
+    return ClassesSection(
+        title=title,
+        rows=tuple(map(_format_row, shown)),
+        note=note,
+        names=tuple(row["name"] for row in classes),
+        matrix=tuple(map(tuple, matrix)) if len(matrix) <= MAX_DRAWN_CLASSES else (),
+    )
+
+
+def _format_row(row: ClassMetrics) -> dict[str, str]:
+    metrics = {"precision": row["precision"], "recall": row["recall"], "F1": row["f1"]}
+    numbers = {name: formatting.number(value) for name, value in metrics.items()}
+    return {"class": row["name"], **numbers, "support": f"{row['support']:,}"}

@@ -45,7 +45,6 @@ def build_section(document: Document, name: str = "") -> BenchmarkSection:
 
 
 def _build_tables(document: Document) -> Iterator[ReportTable]:
-    """Yield the nonempty load and regression tables."""
     closed_rows = tuple(
         {
             "connections x texts": _name_connections(row),
@@ -88,7 +87,6 @@ def _name_connections(row: Document) -> str:
 
 
 def _format_load(row: Mapping[str, Any]) -> Row:
-    """Return the cells shared by all loads."""
     answered = row["statuses"].get(OK, 0)
     failed = {status: count for status, count in row["statuses"].items() if status != OK}
     is_slow = "" if row["generator"]["kept_up"] else " *"
@@ -137,7 +135,6 @@ def _describe_regression(regression: Document | None) -> Iterator[str]:
 
 
 def _describe_method(document: Document) -> Iterator[str]:
-    """Yield the method, and the formula or source of each figure."""
     formulas, trace, server = document["formulas"], document["trace"], document["server"]
     name = server["artifact"] or server["url"]
     yield f"Server: {name}, protocol {server['protocol']}, {document['date']}."
@@ -165,7 +162,6 @@ def _describe_client(document: Document) -> str:
 
 
 def _chart_latencies(document: Document) -> list[Chart]:
-    """Return a chart with a curve per request size and per kind of arrivals."""
     groups: dict[str, list[Document]] = {}
     for row in document["closed_loop"]:
         count = format_count(row["texts_per_request"], "text")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
@@ -20,10 +20,17 @@ from regauge.config.field_docs import read_field_docs
 from regauge.config.validation import find_model
 from regauge.system import choices, errors, stop_signals
 
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
 _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-
 settings_roots = commands.settings_roots
+_HEAD = """\
+# Settings
+
+Written by `regauge explain --markdown > docs/reference/settings.md`. Values are TOML. A *choice* is
+a table with a `kind`, or the name of the kind alone."""
 
 
 @dataclass(frozen=True)
@@ -169,3 +176,103 @@ def _format_bounds(metadata: list[Any]) -> str:
         if getattr(constraint, name, None) is not None
     ]
     return " and ".join(bounds)
+
+
+def complete_override(context: CompletionContext) -> dict[str, str]:
+    """Return matching `key=` assignments -> description."""
+    prefix = context.incomplete
+    return {
+        f"{path}=": key.format_row()["description"]
+        for path, key in list_assignable_keys()
+        if path.startswith(prefix)
+    }
+
+
+def list_assignable_keys() -> Iterator[tuple[str, Key]]:
+    """Yield all verbs' keys, and below a choice the keys for each kind."""
+    for root in settings_roots().values():
+        for key in list_keys(root):
+            yield key.path, key
+            for name in choices.names(key.folder) if key.folder else ():
+                for inner_key in list_keys(choices.load(str(key.folder), name)):
+                    yield f"{key.path}.{inner_key.path}", inner_key
+
+
+def build_page() -> str:
+    lines = [_HEAD, *_format_verbs(), *_format_tables(), *_format_choices(), *_format_exit_codes()]
+    return "\n".join(lines) + "\n"
+
+
+def _format_verbs() -> Iterator[str]:
+    yield "\n## Verbs\n"
+    yield from _format_rows(
+        ("verb", "description", "tables"),
+        (
+            (f"`{verb}`", choices.summary("verbs", verb.split()[0]), _format_tables_of(verb))
+            for verb in sorted({*choices.names("verbs"), *settings_roots()})
+        ),
+    )
+
+
+def _format_tables_of(verb: str) -> str:
+    root = settings_roots().get(verb)
+    return _format_names(root.model_fields) if root else ""
+
+
+def _format_tables() -> Iterator[str]:
+    """Yield a section per distinct table, with the verbs reading it."""
+    readers: dict[tuple[str, type[config.Settings] | None, str], list[str]] = {}
+    for verb, root in settings_roots().items():
+        for name in root.model_fields:
+            key = Key(name, root, name)
+            identity = (name, key.table, "" if key.table else str(key.format_row()))
+            readers.setdefault(identity, []).append(verb)
+    names = [name for name, _, _ in readers]
+    yield "\n## Tables and keys"
+    for (name, table, _), verbs in sorted(readers.items(), key=lambda item: item[0][0]):
+        suffix = f" of {', '.join(verbs)}" if names.count(name) > 1 else ""
+        yield f"\n### {name}{suffix}\n"
+        root = settings_roots()[verbs[0]]
+        key = Key(name, root, name)
+        if table:
+            yield f"{first_docstring_line(table)} Read by {_format_names(verbs)}.\n"
+            yield from _format_keys(list_keys(table, f"{name}."))
+        else:
+            yield f"Read by {_format_names(verbs)}.\n"
+            yield from _format_keys([key])
+
+
+def _format_choices() -> Iterator[str]:
+    yield "\n## Choices"
+    for folder in list_folders():
+        for name in choices.names(folder):
+            yield f"\n### {folder}/{name}\n"
+            choice = choices.load(folder, name)
+            yield f"{choices.summary(folder, name)}"
+            keys = list(list_keys(choice))
+            if keys:
+                yield ""
+                yield from _format_keys(keys)
+
+
+def _format_exit_codes() -> Iterator[str]:
+    yield "\n## Exit codes\n"
+    codes = list_exit_codes().items()
+    yield from _format_rows(("code", "description"), ((str(code), text) for code, text in codes))
+
+
+def _format_keys(keys: Iterable[Key]) -> Iterator[str]:
+    rows = [key.format_row() for key in keys]
+    cells = (
+        (f"`{row['key']}`", row["type"], f"`{row['default']}`", row["description"]) for row in rows
+    )
+    yield from _format_rows(("key", "type", "default", "description"), cells)
+
+
+def _format_rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    for row in (header, ("---",) * len(header), *rows):
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def _format_names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

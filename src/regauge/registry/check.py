@@ -92,7 +92,6 @@ def check_registry(
 def _check_version(
     storage: RegistryStorage, model: str, number: int, check: RegistryCheck
 ) -> Iterator[Difference]:
-    """Yield differences in a version's document, files and lineage."""
     version = find_version(storage, model, number)
     if version is None:
         folder = storage.locate(version_key(model, number))
@@ -106,7 +105,6 @@ def _check_version(
 
 
 def _check_lineage(version: RegisteredVersion) -> Iterator[Difference]:
-    """Yield differences between a version's lineage and files."""
     document, content_sha256 = version.document, compute_content_hash(version.hashes)
     if version.kind == "artifact":
         storage, folder = version.file_storage
@@ -125,7 +123,6 @@ def _check_lineage(version: RegisteredVersion) -> Iterator[Difference]:
 def _check_stage(
     storage: RegistryStorage, name: str, stage: str, check: RegistryCheck
 ) -> Iterator[Difference]:
-    """Yield differences in a stage's log, and to the versions named there."""
     entries = read_log(storage, name, stage)
     check.num_entries += len(entries)
     previous_sha256: str | None = None

@@ -99,7 +99,6 @@ def find_cache() -> Path:
 
 
 def _is_whole(folder: Path, version: RegisteredVersion) -> bool:
-    """Return whether a cache folder has all files of a version with their hashes."""
     return find_difference(FolderStorage(str(folder)), "", version.hashes) is None
 
 

@@ -246,7 +246,6 @@ class Registry:
         raise SettingsError(problem, "register it when they have ended")
 
     def _upload_files(self, name: str, number: int, files: ModelFiles) -> None:
-        """Copy the files; raises DataError if one has changed since it was hashed."""
         prefix = version_key(name, number, FILES)
         for file in files.hashes:
             self.storage.upload(files.folder / file, f"{prefix}/{file}")
@@ -271,7 +270,6 @@ def _check_reason(why: str) -> None:
 
 
 def _create(storage: RegistryStorage) -> None:
-    """Create a registry; raises SettingsError if the address contains other files."""
     folder = storage.local_folder
     if folder is not None and folder.exists() and not folder.is_dir():
         raise SettingsError(f"{storage.address} is a file", "name a folder")

@@ -184,7 +184,6 @@ class FolderStorage(RegistryStorage):
         files.fsync_paths([target.parent])
 
     def _make_parent(self, key: str) -> Path:
-        """Create a file's folder, and return the file's path."""
         path = self._folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

@@ -124,7 +124,6 @@ class Chat:
 
 
 def _show(text: str) -> None:
-    """Write part of an answer to standard output at once."""
     is_terminal = sys.stdout.isatty()
     sys.stdout.write(CONTROL_CHARACTERS.sub("\ufffd", text) if is_terminal else text)
     sys.stdout.flush()

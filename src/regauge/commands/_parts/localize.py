@@ -92,7 +92,6 @@ def localize_divergence(
 def _compute_step(
     sides: dict[str, Side], folder: Path, step: int, checkpoint: str | None, *, float64: bool
 ) -> StepVariants:
-    """Compute one step in all four variants, from the same state."""
     from regauge.training.divergence import localize
 
     baseline, candidate = sides["baseline"], sides["candidate"]

@@ -165,7 +165,6 @@ def _format_clock(seconds: float) -> str:
 
 
 def _draw_group(name: str, values: Mapping[str, Value], size: int) -> list[Text]:
-    """Draw a label at the left and its value at the right; a long label is shortened."""
     lines = [Text(name.upper(), style="bold")]
     for key, value in values.items():
         text = format_value(key, value)

@@ -81,7 +81,6 @@ class JobReader:
 
 
 def _describe_job(status: JobStatus) -> Snapshot:
-    """Return the snapshot for a job whose output folder this machine cannot read."""
     rows = [
         TableRow(
             {

@@ -190,7 +190,6 @@ def _build_rows(
 
 
 def _describe_state(process: ProcessStatus, *, is_current: bool) -> tuple[str, bool]:
-    """Return a process's state as a word, and whether it is a problem."""
     code = process.exit_code
     if code is not None and code < 0:
         known = -code in signal.Signals.__members__.values()

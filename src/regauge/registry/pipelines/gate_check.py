@@ -197,7 +197,6 @@ def _find_row(table: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _read_metric(row: dict[str, Any], name: str) -> float:
-    """Return a model's metric; raises SettingsError without such a number."""
     value = row.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)

@@ -143,7 +143,6 @@ def _list_contents(
 
 
 def _find_last_files(rounds: Sequence[Round], stage: str, present: FileHashes) -> FileHashes:
-    """Return the files in the last round with any; default: all files."""
     files = (entry.files[stage] for entry in reversed(rounds) if entry.files.get(stage))
     return next(files, present)
 

@@ -17,11 +17,10 @@ from cyclopts import Parameter
 
 from regauge import accelerators, commands
 from regauge.supervision.faults.faults import read_plan
-from regauge.supervision.health.counters import judge_counters, record_counters
 from regauge.supervision.health.examination import examine
 from regauge.supervision.health.findings import raise_if_bad
 from regauge.supervision.health.machine import check_machine
-from regauge.supervision.health.vendors import check_vendors
+from regauge.supervision.health.vendors import check_vendors, judge_counters, record_counters
 from regauge.system import choices
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings

@@ -19,8 +19,8 @@ from regauge.config.output_files import EVALUATION
 from regauge.data.dataset import read_manifest
 from regauge.data.sources._suffixes import build_source_table
 from regauge.evaluation.inputs import describe_inputs, find_result, write_inputs
-from regauge.evaluation.runs import find_trained_task
 from regauge.evaluation.settings import EvaluateSettings
+from regauge.inference.export.trained_task import find_trained_task
 from regauge.system import choices, log, processes
 from regauge.system.errors import SettingsError
 from regauge.system.files import check_folder

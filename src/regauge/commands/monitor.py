@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import commands, config
-from regauge.monitoring.bundle import render_monitoring_files, write_monitoring_files
-from regauge.monitoring.checking import check_monitoring_files
+from regauge.monitoring.bundle import (
+    check_monitoring_files,
+    render_monitoring_files,
+    write_monitoring_files,
+)
 from regauge.monitoring.prometheus_settings import MonitorSettings
 from regauge.system import stop_signals
 from regauge.system.errors import SettingsError

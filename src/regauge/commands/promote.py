@@ -13,7 +13,7 @@ from typing import Any
 from regauge import commands, config
 from regauge.config import Settings
 from regauge.registry.pipelines.gate_check import GATE, GateRecord, read_evaluation
-from regauge.registry.pipelines.serving_model import PROMOTION, find_serving
+from regauge.registry.pipelines.serving_model import PROMOTION, find_serving_version
 from regauge.registry.pipelines.settings import PromoteOptions, RegistryModel, StageOutput
 from regauge.registry.registry import Registry
 from regauge.system import log

@@ -7,7 +7,7 @@ import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from regauge.inference.export.bucket_times import build_document, read_bucket_times
+from regauge.inference.export.bucket_times import read_bucket_times
 from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.serving.wire import encode_message, receive_message
 from regauge.system.errors import SettingsError, first_line

@@ -217,15 +217,11 @@ def _align(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 widths[name] = max(widths.get(name, 0), len(value))
     return [
         {
-            name: value.rjust(widths[name]) if _is_aligned(name, value, widths) else value
+            name: value.rjust(widths[name]) if name in widths and isinstance(value, str) else value
             for name, value in row.items()
         }
         for row in rows
     ]
-
-
-def _is_aligned(name: str, value: Any, widths: Mapping[str, int]) -> bool:
-    return name in widths and isinstance(value, str)
 
 
 def _shorten(row: Mapping[str, Any]) -> dict[str, Any]:

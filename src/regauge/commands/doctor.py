@@ -88,7 +88,9 @@ def _survey() -> dict[str, Any]:
             "name": kind,
             "available": availability.fitness > 0,
             "reason": availability.reason,
-            "precisions": _list_precisions(kind) if availability.fitness else [],
+            "precisions": list(choices.load("accelerators", kind)().precisions())
+            if availability.fitness
+            else [],
         }
         for kind, availability in availabilities.items()
     ]
@@ -125,10 +127,6 @@ def _run_checks(
     if not quick:
         findings += check_vendors(accelerator, size)
     return findings, examination.bandwidths
-
-
-def _list_precisions(kind: str) -> list[str]:
-    return list(choices.load("accelerators", kind)().precisions())
 
 
 def _list_speeds(availabilities: Mapping[str, Availability]) -> list[dict[str, Any]]:

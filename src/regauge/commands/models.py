@@ -117,7 +117,12 @@ def list_models(registry: Registry, name: str | None) -> dict[str, Any]:
         return {"registry": registry.address, "models": rows}
     stages = registry.list_stages(name)
     versions = [
-        {**version.summarize(), "stages": _list_stages_of(stages, version.number)}
+        {
+            **version.summarize(),
+            "stages": ", ".join(
+                stage for stage, number in stages.items() if number == version.number
+            ),
+        }
         for version in registry.list_versions(name)
     ]
     return {"registry": registry.address, "model": name, "versions": versions}
@@ -264,10 +269,6 @@ def _summarize_model(registry: Registry, name: str) -> dict[str, Any]:
     versions, stages = registry.list_versions(name), registry.list_stages(name)
     row: dict[str, Any] = {"name": name, "versions": len(versions)}
     return {**row, "latest": versions[-1].number, **stages}
-
-
-def _list_stages_of(stages: dict[str, int], number: int) -> str:
-    return ", ".join(stage for stage, version in stages.items() if version == number)
 
 
 def _parse_version(text: str) -> int:

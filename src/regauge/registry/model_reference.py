@@ -87,7 +87,7 @@ def fetch_version(version: RegisteredVersion) -> Path:
         version.check_files()
         return storage.local_folder / key
     target = find_cache() / version.content_sha256
-    if not _is_whole(target, version):
+    if find_difference(FolderStorage(str(target)), "", version.hashes) is not None:
         with _stage_download(target) as staging:
             _download(version, staging)
     return target
@@ -96,10 +96,6 @@ def fetch_version(version: RegisteredVersion) -> Path:
 def find_cache() -> Path:
     """Return the folder for downloaded versions."""
     return find_cache_folder() / "models"
-
-
-def _is_whole(folder: Path, version: RegisteredVersion) -> bool:
-    return find_difference(FolderStorage(str(folder)), "", version.hashes) is None
 
 
 @contextmanager

@@ -144,7 +144,9 @@ class FolderStorage(RegistryStorage):
 
     def read_with_token(self, key: str) -> TokenContent | None:
         content = files.read_content(self._folder / key, "restore it from a copy")
-        return None if content is None else TokenContent(content, _compute_token(content))
+        return (
+            None if content is None else TokenContent(content, hashlib.sha256(content).hexdigest())
+        )
 
     def create(self, key: str, content: bytes) -> bool:
         path = self._make_parent(key)
@@ -278,7 +280,3 @@ def open_storage(address: str | os.PathLike[str]) -> RegistryStorage:
         problem = f"a registry cannot be stored at {text}: it needs conditional writes"
         raise SettingsError(problem, "name a folder, or an address such as s3://bucket/registry")
     return S3Storage(text)
-
-
-def _compute_token(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

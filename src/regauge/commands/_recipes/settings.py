@@ -85,7 +85,8 @@ def build_lm(job: Job) -> Recipe:
     text = field_choice.find_text(job.data)
     length = 256
     rows = {"layout": "packed", "length": length, **({} if text == "text" else {"text": text})}
-    tokens = sum(map(_count_tokens, job.data.fields[text].values))
+    values = job.data.fields[text].values
+    tokens = sum(FieldSummary([str(value)]).num_tokens for value in values)
     tables = {
         **_describe_data(job, rows, vocab_size=4096),
         "task": {"kind": "clm"},
@@ -284,10 +285,6 @@ def _limit_tokens(data: DataFile, *names: str) -> dict[str, int]:
 
 def _round_tokens(tokens: int) -> int:
     return min(math.ceil(tokens / TOKEN_STEP) * TOKEN_STEP, MAX_TOKENS)
-
-
-def _count_tokens(value: object) -> int:
-    return FieldSummary([str(value)]).num_tokens
 
 
 def _has_chat_template(model: str) -> bool:

@@ -104,6 +104,7 @@ def trace_output(path: Path, registry: Registry | None = None) -> dict[str, Any]
         "data": lineage.get("data"),
         "code": lineage.get("code"),
         "settings": lineage.get("settings"),
+        "unknown": lineage.get("unknown"),
         "predict": {"code": recorded.get("code"), "inputs": list(job["pieces"]), "job": options},
     }
 

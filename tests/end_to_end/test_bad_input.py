@@ -40,6 +40,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return datasets.write_packed(tmp_path_factory.mktemp("data") / "packed")
 
 
+@pytest.fixture
+def run_file(tmp_path: Path, data: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(folder=tmp_path / "out", data=data))
+    return path
+
+
 def regauge(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "regauge", *arguments],
@@ -78,10 +85,8 @@ CASES = [
 
 @pytest.mark.parametrize(("overrides", "code", "remedy"), CASES)
 def test_settings_are_refused_before_torch(
-    tmp_path: Path, data: Path, overrides: tuple[str, ...], code: int, remedy: str
+    tmp_path: Path, run_file: Path, overrides: tuple[str, ...], code: int, remedy: str
 ) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
     probe = (
         "import sys\nfrom regauge.cli import main\n"
         "try:\n    sys.exit(main())\n"
@@ -117,40 +122,20 @@ LATER = [
 @pytest.mark.full
 @pytest.mark.parametrize("case", LATER)
 def test_a_model_that_cannot_run_is_refused_in_one_line(
-    tmp_path: Path,
-    data: Path,
-    capsys: pytest.CaptureFixture[str],
-    case: tuple[tuple[str, ...], int, str],
+    run_file: Path, capsys: pytest.CaptureFixture[str], case: tuple[tuple[str, ...], int, str]
 ) -> None:
     overrides, code, remedy = case
     if "cuda" in overrides[0]:
         torch = pytest.importorskip("torch")
         if torch.cuda.is_available():
             pytest.skip("not proved here: this machine has the device that should be missing")
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
     assert main(["train", str(run_file), "accelerator.kind=cpu", *overrides]) == code
     output = capsys.readouterr().err
     assert remedy in output.strip().splitlines()[-1]
     assert "Traceback" not in output
 
 
-@pytest.mark.full
-def test_the_output_folder_of_another_run_is_not_changed(tmp_path: Path, data: Path) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
-    assert regauge("train", str(run_file), "accelerator.kind=cpu").returncode == 0
-    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    done = regauge("train", str(run_file), "accelerator.kind=cpu", "seed=1")
-    assert done.returncode == 2
-    assert "belongs to another run: seed is 0, not 1" in done.stderr
-    after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert after == before
-
-
-def test_a_dry_run_prints_json_and_writes_nothing(tmp_path: Path, data: Path) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))
+def test_a_dry_run_prints_json_and_writes_nothing(tmp_path: Path, run_file: Path) -> None:
     done = regauge("train", str(run_file), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -174,20 +159,17 @@ def test_a_dry_run_prints_json_and_writes_nothing(tmp_path: Path, data: Path) ->
     ],
 )
 def test_a_dry_run_names_the_reason_for_unknown_parameters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, message: str
+    run_file: Path, capsys: pytest.CaptureFixture[str], model: str, message: str
 ) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN.format(folder=tmp_path / "out", data=tmp_path / "nowhere"))
-    assert main(["train", str(run_file), "--dry-run", f"model={model}"]) == 0
+    assert main(["train", str(run_file), "--dry-run", "data.path=/nowhere", f"model={model}"]) == 0
     output = capsys.readouterr().out
     assert message in output
     assert "flops" not in output
 
 
 def test_a_dry_run_needs_no_data_if_the_vocabulary_is_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN.format(folder=tmp_path / "out", data=tmp_path / "nowhere"))
-    assert main(["train", str(run_file), "--dry-run", "model.config.vocab_size=300"]) == 0
+    overrides = ("data.path=/nowhere", "model.config.vocab_size=300")
+    assert main(["train", str(run_file), "--dry-run", *overrides]) == 0
     assert "parameters: 20716" in capsys.readouterr().out

@@ -33,9 +33,8 @@ from regauge.evaluation.benchmark.latency_worker import (
     measure,
     measure_loads,
 )
-from regauge.evaluation.benchmark.load_generator import MIN_REQUESTS, percentile
+from regauge.evaluation.benchmark.load_generator import MIN_REQUESTS
 from regauge.evaluation.benchmark.settings import BenchmarkSettings, TrainingBenchmarkSettings
-from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.inference.export.artifact import open_artifact
 from regauge.inference.export.engine import load_engine
 from regauge.system import jsonl
@@ -133,19 +132,9 @@ def test_figures_are_computed_from_the_lines_of_each_repeat(bench_folder: Path) 
         closed = row["closed_loop"]
         assert closed["num_requests"] == [len(loop["latencies_ms"]) for loop in loops]
         assert min(closed["num_requests"]) >= MIN_REQUESTS
-        for percent in PERCENTILES:
-            values = [percentile(loop["latencies_ms"], percent) for loop in loops]
-            known = [value for value in values if value is not None]
-            expected = statistics.median(known) if len(known) == len(values) else None
-            assert closed[f"p{percent}_ms"] == expected
         rates = [len(loop["latencies_ms"]) / loop["duration_seconds"] for loop in loops]
         rate = statistics.median(rates)
         assert closed["inferences_per_second"] == pytest.approx(row["batch_size"] * rate)
-        assert closed["tokens_per_second"] == pytest.approx(
-            row["batch_size"] * row["input_length"] * rate
-        )
-        usd = 3.6 / 3600 / (row["batch_size"] * rate) * 1e6
-        assert closed["usd_per_million_inferences"] == pytest.approx(usd)
         loads = [(load["load_fraction"], load["requests_per_second"]) for load in row["open_loop"]]
         assert loads == [(0.5, pytest.approx(statistics.median(rates) / 2)), (None, 40)]
 
@@ -188,15 +177,14 @@ def test_requests_are_computed_in_the_buckets_of_the_artifact(bench_folder: Path
     assert buckets[1, 13] == [[1, 14]]
 
 
+def load_first(artifact: Path, folder: Path) -> LoadedArtifact:
+    opened = open_artifact(artifact / "first")
+    engine = load_engine(opened, batch_invariant=False)
+    return LoadedArtifact(build_settings(folder, first=artifact), 1, "first", opened, engine)
+
+
 def test_a_request_has_real_tokens_of_the_input_length(artifact: Path, tmp_path: Path) -> None:
-    opened_artifact = open_artifact(artifact / "first")
-    loaded = LoadedArtifact(
-        build_settings(tmp_path, first=artifact),
-        1,
-        "first",
-        opened_artifact,
-        load_engine(opened_artifact, batch_invariant=False),
-    )
+    loaded = load_first(artifact, tmp_path)
     request = build_request(loaded, 3, 13)
     ((tokens, lengths),) = request.batches
     assert (tokens.shape, lengths.tolist(), request.tokens) == ((3, 14), [13] * 3, 39)
@@ -220,11 +208,7 @@ def test_the_machine_has_the_threads_of_an_artifact_without_torch(
 def test_energy_is_counted_from_the_first_timed_request(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened_artifact = open_artifact(artifact / "first")
-    settings = build_settings(tmp_path, first=artifact)
-    loaded = LoadedArtifact(
-        settings, 1, "first", opened_artifact, load_engine(opened_artifact, batch_invariant=False)
-    )
+    loaded = load_first(artifact, tmp_path)
     answered: list[int] = []
     monkeypatch.setattr(
         LoadedArtifact, "compute", lambda _, request: answered.append(request.batch_size)
@@ -237,7 +221,7 @@ def test_energy_is_counted_from_the_first_timed_request(
     monkeypatch.setattr(Cpu, "start_energy_meter", meter)
     line = next(measure_loads(loaded, build_request(loaded, 1, 8)))
     assert line["joules"] == 0.5 * len(line["latencies_ms"])
-    assert len(answered) == len(line["latencies_ms"]) + settings.inference.warmup_requests
+    assert len(answered) == len(line["latencies_ms"]) + loaded.settings.inference.warmup_requests
 
 
 @pytest.mark.full

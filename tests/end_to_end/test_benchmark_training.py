@@ -81,27 +81,27 @@ def _read_rates(folder: Path) -> list[float]:
     ]
 
 
-def test_short_runs_alternate_between_the_numbers_of_processes(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    steps = training.TimedSteps((1.0,), (1.0,), (), dict.fromkeys(training.CHIP_KEYS, ""))
-    steps.chip["peak_flops_per_second"] = None
-    monkeypatch.setattr(train, "run", lambda run: order.append(Path(run.output.folder).name))
+@pytest.fixture
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the runs that are asked for, none of which trains."""
+    names: list[str] = []
+    chip = {**dict.fromkeys(training.CHIP_KEYS, ""), "peak_flops_per_second": None}
+    steps = training.TimedSteps((1.0,), (1.0,), (), chip)
+    monkeypatch.setattr(train, "run", lambda run: names.append(Path(run.output.folder).name))
     monkeypatch.setattr(training, "read_timed_steps", lambda *_: steps)
     (tmp_path / "bench").mkdir()
+    return names
+
+
+def test_short_runs_alternate_between_the_numbers_of_processes(
+    tmp_path: Path, data: Path, order: list[str]
+) -> None:
     benchmark.run(build_settings(tmp_path / "bench", data, processes=(1, 2), repeats=2))
     assert order == ["1-processes-1", "2-processes-1", "1-processes-2", "2-processes-2"]
 
 
-def test_a_later_job_in_the_same_folder_adds_its_rows(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = training.TimedSteps((1.0,), (1.0,), (), dict.fromkeys(training.CHIP_KEYS, ""))
-    steps.chip["peak_flops_per_second"] = None
-    monkeypatch.setattr(train, "run", lambda run: run)
-    monkeypatch.setattr(training, "read_timed_steps", lambda *_: steps)
-    (tmp_path / "bench").mkdir()
+@pytest.mark.usefixtures("order")
+def test_a_later_job_in_the_same_folder_adds_its_rows(tmp_path: Path, data: Path) -> None:
     for size in (2, 1):
         benchmark.run(build_settings(tmp_path / "bench", data, processes=(size,), repeats=1))
     document = json.loads((tmp_path / "bench" / "benchmark.json").read_text())

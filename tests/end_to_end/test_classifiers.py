@@ -162,14 +162,9 @@ def test_pairs_are_tokenized_as_in_transformers(model: Path, tmp_path: Path) -> 
     )
     source = tmp_path / "pairs.jsonl"
     source.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    arguments = [
-        "--source",
-        str(source),
-        "--to",
-        str(tmp_path / "out"),
-        "execution.executor=inline",
-    ]
-    assert main(["predict", str(tmp_path / "artifact"), *arguments]) == 0
+    paths = ["--source", str(source), "--to", str(tmp_path / "out")]
+    inline = "execution.executor=inline"
+    assert main(["predict", str(tmp_path / "artifact"), *paths, inline]) == 0
     written = read_table(tmp_path / "out")
     assert written["id"].to_pylist() == list(range(60))
     for name in ("value", "probabilities", "predicted_label"):
@@ -177,12 +172,16 @@ def test_pairs_are_tokenized_as_in_transformers(model: Path, tmp_path: Path) -> 
             assert np.array_equal(written[name].to_pylist(), outputs[name])
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make, forms = KINDS["bert"]
+    return folder_of(make(), forms, tmp_path / "bert")
+
+
 @pytest.mark.parametrize("key", ["text.pooling=['cls']", "text.normalize=true"])
 def test_a_classifier_has_no_vector_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
-    make, forms = KINDS["bert"]
-    folder = folder_of(make(), forms, tmp_path / "model")
     options = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER, key]
     assert main(["export", *options]) == 2
     assert (
@@ -191,9 +190,7 @@ def test_a_classifier_has_no_vector_settings(
     )
 
 
-def test_a_cross_encoder_folder_limits_the_length_of_pairs(tmp_path: Path) -> None:
-    make, forms = KINDS["bert"]
-    folder = folder_of(make(), forms, tmp_path / "model")
+def test_a_cross_encoder_folder_limits_the_length_of_pairs(folder: Path, tmp_path: Path) -> None:
     kind = "sentence_transformers.base.modules.transformer.Transformer"
     modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -209,17 +206,15 @@ def test_a_cross_encoder_folder_limits_the_length_of_pairs(tmp_path: Path) -> No
     assert build_folder_spec(tmp_path / "imported", settings).entry.output_kind == "values"
 
 
-def test_a_tokenizer_limits_the_length_of_texts(tmp_path: Path) -> None:
-    make, forms = KINDS["bert"]
-    folder = folder_of(make(), forms, tmp_path / "model")
+def test_a_tokenizer_limits_the_length_of_texts(folder: Path) -> None:
     table = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**table, "model_max_length": 9}))
     assert regauge.load(folder).program.tokenization.max_length == 9
 
 
-def test_truncated_weights_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make, forms = KINDS["bert"]
-    folder = folder_of(make(), forms, tmp_path / "model")
+def test_truncated_weights_are_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:5000])
     options = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER]
@@ -234,14 +229,8 @@ def test_only_the_folder_of_a_classifier_reads_pairs(
 ) -> None:
     run = train_model(tmp_path)
     for origin in ([str(run)], ["--model", str(run / "model")]):
-        options = [
-            *origin,
-            "--to",
-            str(tmp_path / "artifact"),
-            *EAGER,
-            'text.pair_fields=["a","b"]',
-        ]
-        assert main(["export", *options]) == 2
+        options = [*origin, "--to", str(tmp_path / "artifact"), *EAGER]
+        assert main(["export", *options, 'text.pair_fields=["a","b"]']) == 2
         error = capsys.readouterr().err
         assert "text.pair_fields is only for the folder of a classifier, without a run" in error
     assert main(["export", *options, 'text.pair_fields=["a","a"]']) == 2

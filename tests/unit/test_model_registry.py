@@ -16,6 +16,7 @@ from regauge.config import FORMAT, build
 from regauge.data.dataset import read_manifest
 from regauge.data.mixture import read_data_manifest
 from regauge.data.settings import DataSettings
+from regauge.inference.predict.provenance import trace_output
 from regauge.registry import stages
 from regauge.registry.check import check_registry
 from regauge.registry.lineage import collect_folder_lineage
@@ -128,6 +129,12 @@ def test_a_damaged_run_is_one_warning(
     assert lineage["checkpoint"]["run"] == str(run_folder)
     assert lineage["checkpoint"]["model_step"] == 40
     assert lineage["code"]["packages"] == {"torch": "2.13"}
+    (output := tmp_path / "output").mkdir()
+    job = {"artifact_sha256": "0" * 64, "source": {}, "pieces": {}}
+    recorded = {"content_sha256": "0" * 64, "model": str(artifact), "lineage": lineage}
+    for name, document in (("job.json", job), ("lineage.json", recorded)):
+        (output / name).write_text(json.dumps({"format": FORMAT, **document}))
+    assert trace_output(output)["unknown"] == lineage["unknown"]
 
 
 def test_the_parent_is_the_version_whose_run_training_started_from(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ from regauge.system.wording import format_count
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import check_device, check_world_size, find_accelerator
 from regauge.training.optimizer_defaults import describe_optimizer
-from regauge.training.resolved_data import resolve_data
+from regauge.training.resolve import resolve_data
 
 if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest
     from regauge.data.unprepared import RowsByFolder
-    from regauge.training.resolved_data import ResolvedData
+    from regauge.training.resolve import ResolvedData
     from regauge.training.settings import TaskConfig, TrainSettings
 
 

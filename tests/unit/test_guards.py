@@ -123,7 +123,7 @@ def test_a_straggler_is_reported_in_the_second_ledger_line(monkeypatch: pytest.M
     clock = iter(range(1000))
     monkeypatch.setattr(straggler.time, "perf_counter", lambda: float(next(clock)))
     others = torch.tensor([0.1, 0.0, 0.1])
-    monkeypatch.setattr(straggler, "all_reduce_sum", lambda own: own + others)
+    monkeypatch.setattr(straggler, "all_reduce_sum", lambda seconds: seconds + others)
     pace = StragglerDetector(World(rank=1, size=3), CPU)
     reports = []
     for _ in range(3):

@@ -19,7 +19,7 @@ from regauge.supervision.channel import WorkerReporter
 from regauge.supervision.health.preflight import run_preflight
 from regauge.supervision.watchdog import PREFLIGHT
 from regauge.system.errors import SettingsError
-from regauge.system.hooks import Hook, Hooks, Inject, inject_nothing
+from regauge.system.hooks import Hook, Hooks, inject_nothing
 from regauge.system.log import logger
 from regauge.training import activation_checkpointing
 from regauge.training import optimizer as optimizers
@@ -38,6 +38,7 @@ from regauge.training.state import TrainState
 from regauge.training.strategies import Placement, ShardedModel, Strategy
 from regauge.training.task_runtime import (
     DeviceContext,
+    TaskRuntime,
     build_module,
     build_task_runtime,
 )
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.data.dataset import DatasetManifest
+    from regauge.data.dataset import Dataset, DatasetManifest
     from regauge.models.init_weights import InitialWeights
     from regauge.models.modules import TextModule
     from regauge.models.multitask import MultiTaskModel
@@ -86,8 +87,7 @@ def set_up(
     precision = check_precision(accelerator, execution.precision)
     datasets = [mixture.open_data(task.data) for task in settings.task_configs]
     module, weights = _build_module(settings, [dataset.manifest for dataset in datasets], world)
-    inject = injector.inject if injector else inject_nothing
-    device = _take_device(accelerator, execution, world, reporter, inject, precision=precision)
+    device = _take_device(accelerator, execution, world, reporter, injector, precision=precision)
     blocks = tuple(architectures.find_blocks(module))
     emulates_fp8 = accelerator.emulates_fp8
     remark = apply_precision(module, blocks, precision, dtype, emulates_fp8=emulates_fp8)
@@ -104,10 +104,7 @@ def set_up(
     hooks = _hooks(ledger, injector, world, device)
     end_microbatch = _end_microbatch(accelerator, reporter)
     devices = DeviceContext(world, device, accelerator, end_microbatch, hooks.before_collective)
-    tasks = tuple(
-        build_task_runtime(settings, config, dataset, model, devices)
-        for config, dataset in zip(settings.task_configs, datasets, strict=True)
-    )
+    tasks = _tasks(settings, datasets, model, devices)
     schedule = TaskSchedule([task.weight for task in settings.task_configs])
     flops_per_token = schedule.mean([task.flops_per_token for task in tasks])
     context = RunContext(
@@ -159,6 +156,15 @@ def _hooks(
     return Hooks(hooks)
 
 
+def _tasks(
+    settings: TrainSettings, datasets: list[Dataset], model: ShardedModel, devices: DeviceContext
+) -> tuple[TaskRuntime, ...]:
+    return tuple(
+        build_task_runtime(settings, config, dataset, model, devices)
+        for config, dataset in zip(settings.task_configs, datasets, strict=True)
+    )
+
+
 def _end_microbatch(accelerator: Accelerator, reporter: WorkerReporter) -> Callable[[], None]:
     def end_microbatch() -> None:
         accelerator.end_microbatch()
@@ -194,7 +200,7 @@ def _take_device(
     execution: Execution,
     world: World,
     reporter: WorkerReporter,
-    inject: Inject,
+    injector: FaultInjector | None,
     *,
     precision: Precision,
 ) -> torch.device:
@@ -207,6 +213,7 @@ def _take_device(
     if reporter.spec and reporter.spec.needs_preflight:
         with reporter.phase(PREFLIGHT):
             checked = "bf16" if precision == "fp8" else precision
+            inject = injector.inject if injector else inject_nothing
             run_preflight(accelerator, device, checked, world, inject)
     return device
 

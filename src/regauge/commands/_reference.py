@@ -6,6 +6,7 @@ The descriptions are derived from pydantic's fields; a field's docstring is its 
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -204,23 +205,23 @@ def build_page() -> str:
 
 
 def _format_verbs() -> Iterator[str]:
+    """Yield a row for each verb, with links to its tables."""
+    links: dict[str, list[str]] = {}
+    for heading, name, verbs in _list_tables():
+        for verb in verbs:
+            links.setdefault(verb, []).append(f"[`{name}`](#{_slugify(heading)})")
     yield "\n## Verbs\n"
     yield from _format_rows(
         ("verb", "description", "tables"),
         (
-            (f"`{verb}`", choices.summary("verbs", verb.split()[0]), _format_tables_of(verb))
+            (f"`{verb}`", choices.summary("verbs", verb.split()[0]), ", ".join(links.get(verb, ())))
             for verb in sorted({*choices.names("verbs"), *settings_roots()})
         ),
     )
 
 
-def _format_tables_of(verb: str) -> str:
-    root = settings_roots().get(verb)
-    return _format_names(root.model_fields) if root else ""
-
-
-def _format_tables() -> Iterator[str]:
-    """Yield a section per distinct table, with the verbs reading it."""
+def _list_tables() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the heading and key of each distinct table, and the verbs that read it."""
     readers: dict[tuple[str, type[config.Settings] | None, str], list[str]] = {}
     for verb, root in settings_roots().items():
         for name in root.model_fields:
@@ -228,15 +229,25 @@ def _format_tables() -> Iterator[str]:
             identity = (name, key.table, "" if key.table else str(key.format_row()))
             readers.setdefault(identity, []).append(verb)
     names = [name for name, _, _ in readers]
-    yield "\n## Tables and keys"
-    for (name, table, _), verbs in sorted(readers.items(), key=lambda item: item[0][0]):
+    for (name, _, _), verbs in sorted(readers.items(), key=lambda item: item[0][0]):
         suffix = f" of {', '.join(verbs)}" if names.count(name) > 1 else ""
-        yield f"\n### {name}{suffix}\n"
+        yield f"{name}{suffix}", name, verbs
+
+
+def _slugify(heading: str) -> str:
+    """Return the anchor that MkDocs gives a heading."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading)).lower()
+
+
+def _format_tables() -> Iterator[str]:
+    yield "\n## Tables and keys"
+    for heading, name, verbs in _list_tables():
+        yield f"\n### {heading}\n"
         root = settings_roots()[verbs[0]]
         key = Key(name, root, name)
-        if table:
-            yield f"{first_docstring_line(table)} Read by {_format_names(verbs)}.\n"
-            yield from _format_keys(list_keys(table, f"{name}."))
+        if key.table:
+            yield f"{first_docstring_line(key.table)} Read by {_format_names(verbs)}.\n"
+            yield from _format_keys(list_keys(key.table, f"{name}."))
         else:
             yield f"Read by {_format_names(verbs)}.\n"
             yield from _format_keys([key])

@@ -25,7 +25,12 @@ BUCKETS = (16, 32, LIMIT)
 MODULE = "served_module"
 LABELS = {0: "joy", 1: "anger", 2: "fear"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
-OPENVINO = (*QUICK, 'candidates.backends=["openvino"]', 'candidates.precisions=["fp32"]')
+OPENVINO = (
+    *QUICK,
+    'candidates.backends=["openvino"]',
+    'candidates.precisions=["fp32"]',
+    'candidates.quantization=["none"]',
+)
 UNCHECKED = ("parity.metrics=false", "parity.batch_invariance=false")
 
 

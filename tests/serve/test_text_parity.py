@@ -70,10 +70,11 @@ def test_an_artifact_with_other_weights_is_refused(artifact: Path, tmp_path: Pat
 def test_workers_end_if_the_tokenizer_does_not_load(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers: list[int] = []
+    earlier = set(list_children(os.getpid()))
+    workers: set[int] = set()
 
     def fail(*_: Any) -> None:
-        workers.extend(list_children(os.getpid()))
+        workers.update(set(list_children(os.getpid())) - earlier)
         raise DataError("the tokenizer is damaged", "restore it")
 
     monkeypatch.setattr(text_version, "Preprocessor", fail)

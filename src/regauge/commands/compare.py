@@ -68,7 +68,8 @@ def main(
         ),
     ] = False,
     localize: Annotated[
-        bool, Parameter(help="Compute the first divergent step again and name the module.")
+        bool,
+        Parameter(help="Recompute the first divergent step and name the module that diverges."),
     ] = False,
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,

@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from regauge.config.output_files import SAVED_RUN
-from regauge.config.validation import convert_error, find_model, suggest_key
+from regauge.config.validation import convert_error, describe_unknown_key, find_model
 from regauge.system import choices, files
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.json_files import (
@@ -390,8 +390,9 @@ def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), sou
     fields = tuple(root.model_fields)
     for name in tables:
         if name not in fields and name not in other_tables:
-            remedy = suggest_key(name, tuple({*fields, *other_tables}), root)
-            raise SettingsError(f"{_format_location(source)}unknown key '{name}'", remedy)
+            siblings = tuple({*fields, *other_tables})
+            problem, remedy = describe_unknown_key(name, siblings, root)
+            raise SettingsError(f"{_format_location(source)}{problem}", remedy)
     try:
         completed = root.complete_tables(_convert_value(tables))
         root_tables = {name: value for name, value in completed.items() if name in fields}

@@ -1,7 +1,8 @@
 """Names of the files and folders in the output folder of a run, for all commands.
 
 Writers and readers take the names from here; `run_folders/` has the shapes of the files and reads
-them. Datasets, artifacts and checkpoints are folders of their own, with a `manifest.json`.
+them. Datasets, artifacts and checkpoints are folders of their own, with a `manifest.json`
+named in `data/dataset.py`, `inference/export/manifest.py` and `run_folders/checkpoint_files.py`.
 """
 
 SAVED_RUN = "run.json"

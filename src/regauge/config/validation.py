@@ -50,6 +50,13 @@ def convert_error(error: ValidationError, root: type[BaseModel], source: str) ->
     return SettingsError(f"{source}: {problem}" if source else problem, remedy)
 
 
+def describe_unknown_key(
+    path: str, siblings: tuple[str, ...], root: type[BaseModel]
+) -> tuple[str, str]:
+    """Return the problem and remedy for an unknown dotted key; `siblings` are its table's keys."""
+    return f"unknown key '{path}'", suggest_key(path.rpartition(".")[2], siblings, root)
+
+
 def suggest_key(word: str, siblings: tuple[str, ...], root: type[BaseModel]) -> str:
     """Return the remedy for an unknown key: the key that its author may have meant.
 
@@ -102,8 +109,7 @@ def _describe_error(problems: list[ErrorDetails], root: type[BaseModel]) -> tupl
     first = alternatives[0]
     path = ".".join(_strip_union_tags(root, first["loc"]))
     if first["type"] == "extra_forbidden":
-        word = str(first["loc"][-1])
-        return f"unknown key '{path}'", suggest_key(word, _list_siblings(root, first["loc"]), root)
+        return describe_unknown_key(path, _list_siblings(root, first["loc"]), root)
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
         key, items = path.rpartition(".")[0], format_value(first["input"])
         return f"'{key}' has too few items, got {items}", f"add items to {key}"

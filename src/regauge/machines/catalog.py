@@ -1,8 +1,9 @@
 """Catalog of chips, machine types and their dated prices, each row with a source.
 
-The data is in `chips.csv`, `instances.csv`, `price_history.csv` and `efa.csv` in this folder. Files
-with the first three names in the `find_user_folder` folder add rows and replace rows with the same
-name. An empty cell means unknown; it is never guessed from another row.
+The data is in `chips.csv`, `instances.csv`, `price_history.csv`, `inference_chips.csv` and
+`efa.csv` in this folder. Files with the first three names in the `find_user_folder` folder add rows
+and replace rows with the same name. Of two prices of a machine type, the one with the newer date
+applies. An empty cell means unknown; it is never guessed from another row.
 """
 
 from __future__ import annotations

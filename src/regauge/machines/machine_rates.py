@@ -1,4 +1,4 @@
-"""Catalog machines, with the rates that formulas need."""
+"""Catalog machines with their rates: FLOP/s, and bytes per second of memory and links."""
 
 from __future__ import annotations
 

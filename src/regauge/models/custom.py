@@ -38,7 +38,7 @@ class CustomModule(TextModule):
 
     @property
     def max_tokens(self) -> int | None:
-        """None: the module checks its inputs."""
+        """None, because the module checks its inputs."""
         return None
 
     def forward(self, batch: Batch) -> Batch:

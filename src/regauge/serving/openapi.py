@@ -1,4 +1,4 @@
-"""The server's OpenAPI document, and a page to show it."""
+"""The server's routes (`PROTOCOLS`), their OpenAPI document, and a page to show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolves settings that a run file leaves open, once, and logs why.
+"""Chooses the execution settings that a run file leaves open, once, and logs why.
 
 The choices are accelerator, strategy, precision, threads and, if it is certain, compilation. They
 become part of the settings in `run.json`, so a resumed run keeps them.

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regauge.config import RUN_IDENTITY
 from regauge.config.output_files import ATTEMPTS, ENVIRONMENT, METRICS, RESULT, SAVED_RUN
+from regauge.data.dataset import MANIFEST
 from regauge.machines.catalog import find_price
 from regauge.machines.settings import Price
 from regauge.run_folders import formatting
@@ -243,7 +244,7 @@ def _list_datasets(settings: dict[str, Any], task: dict[str, Any]) -> list[Path]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    return find_json(path / "manifest.json", REMEDY) or {}
+    return find_json(path / MANIFEST, REMEDY) or {}
 
 
 def _list_sources(manifest: dict[str, Any]) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=TrainSettings)
 LEARNING_RATE, BETAS = "optimizer.learning_rate", "optimizer.betas"
 WARMUP_STEPS = "optimizer.schedule.warmup_steps"
+RANDOM_RATE, PRETRAINED_RATE, LORA_RATE = 5e-4, 2e-5, 2e-4
 HEAD_OUTPUTS = frozenset({"classes", "values", "scores", "entities"})
 """Outputs of tasks whose head is not part of a pretrained model."""
 WARMUP_DIVISOR = 10
@@ -117,12 +118,13 @@ def _read_first_attempt(folder: Path) -> OptimizerDefaults:
 def _choose_values(settings: TrainSettings, open_keys: list[str]) -> OptimizerDefaults:
     model = settings.model
     is_pretrained = model.path is not None and model.weights == "pretrained"
-    values: dict[str, Any] = {LEARNING_RATE: 5e-4, BETAS: (0.9, 0.98), WARMUP_STEPS: 0}
+    values: dict[str, Any] = {LEARNING_RATE: RANDOM_RATE, BETAS: (0.9, 0.98), WARMUP_STEPS: 0}
     reason = "random weights"
     if is_pretrained and _trains_only_head(settings):
         reason = "a head on a frozen encoder"
     elif is_pretrained or model.lora is not None:
-        values |= {LEARNING_RATE: 2e-4 if model.lora else 2e-5, BETAS: (0.9, 0.999)}
+        rate = LORA_RATE if model.lora else PRETRAINED_RATE
+        values |= {LEARNING_RATE: rate, BETAS: (0.9, 0.999)}
         reason = "LoRA adapters" if model.lora else "pretrained weights"
         if WARMUP_STEPS in open_keys:
             values[WARMUP_STEPS] = _count_warmup_steps(settings)

@@ -79,7 +79,7 @@ def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
     dry_run.warn_about_length(settings, manifests[0])
     _check_device(settings)
     is_rank = processes.is_launched() and not is_whole_node(settings.execution.nodes)
-    if not is_rank or processes.detect_world().local_rank == 0:  # it sets the variables of a rank
+    if not is_rank or processes.detect_world().local_rank == 0:
         _verify_datasets(settings)
     if (path := warm_start.use_copied_weights(settings).model.path) is not None:
         hub.resolve_model(path)

@@ -75,7 +75,7 @@ class PrepareResult(Result):
 
     @property
     def datasets(self) -> dict[str, PrepareResult]:
-        """Layout name -> dataset; the name of an only layout is empty."""
+        """Layout name -> dataset; with one layout, the name is an empty string."""
         if "dataset" in self.document:
             return {"": self}
         return {name: PrepareResult(item) for name, item in self.document.items()}

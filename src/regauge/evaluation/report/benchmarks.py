@@ -1,4 +1,4 @@
-"""Benchmark document sections, and the files beside a document: CSV and chart."""
+"""Sections of all benchmark documents, and the CSV file and chart next to a document."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LIMIT_NOTE = (
 )
 Row = dict[str, str | bool]
 MAX_EVALUATIONS = 12
-"""Maximum table evaluations; those with the largest differences are kept."""
+"""Maximum number of evaluations in the table; those with the largest differences are kept."""
 MAX_METRICS = 4
 """Maximum held-out metrics drawn."""
 MIN_DIFFERENCE = 1e-9

@@ -230,7 +230,7 @@ def _prefer_graphs(backends: list[Backend]) -> tuple[list[Backend], list[Backend
 
 
 def _select_fast(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
-    """Return a probably fast candidate that compiles within seconds, and its fallbacks.
+    """Return the candidate expected to be fastest that compiles within seconds, and its fallbacks.
 
     Also returns why the other backends are left out.
     """
@@ -320,7 +320,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
 
 
 def race_candidate(context: ExportContext, loaded: LoadedCandidate) -> dict[str, float]:
-    """Time a candidate briefly, to see whether more measurements pay."""
+    """Time a candidate briefly, to see whether further measurements are worthwhile."""
     engine, records = loaded.build_engine(context), context.race_records
     engine.compute(records)  # the first run prepares the weights
     return _time_engine(engine, records, RACE_SECONDS, [])

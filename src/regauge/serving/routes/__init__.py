@@ -1,1 +1,1 @@
-"""Server routes, one module per protocol."""
+"""Server routes, one module per protocol; `PROTOCOLS` in `openapi.py` lists those served."""

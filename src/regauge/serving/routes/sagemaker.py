@@ -1,6 +1,6 @@
 """SageMaker's container contract: `/ping` and `/invocations`.
 
-The form of a body decides which API answers it. Contract source:
+The fields of a request body select the API that answers it. Contract source:
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
 """
 

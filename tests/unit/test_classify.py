@@ -58,12 +58,11 @@ def test_a_pair_is_encoded_as_in_bert(data: Dataset) -> None:
 def test_the_second_half_of_a_pair_has_no_start_token() -> None:
     row = {"a": np.array([1, 7, 2]), "b": np.array([1, 8, 9, 2]), "c": np.array([8, 9, 2])}
     joined = [
-        Classify(text_fields=("a", other)).select_text(row, 0, (1, 2)).tolist()
-        for other in ("b", "c")
+        Classify(text_fields=("a", other))._join_texts(row, (1, 2)).tolist() for other in ("b", "c")
     ]
     assert joined == [[1, 7, 2, 8, 9, 2]] * 2
     alike = {"a": np.array([7, 8]), "b": np.array([7, 9])}
-    assert Classify(text_fields=("a", "b")).select_text(alike, 0, (1, 2)).tolist() == [7, 8, 7, 9]
+    assert Classify(text_fields=("a", "b"))._join_texts(alike, (1, 2)).tolist() == [7, 8, 7, 9]
 
 
 def test_scores_and_parameters_equal_transformers(data: Dataset) -> None:

@@ -20,7 +20,7 @@ from regauge.tasks import Task
 if TYPE_CHECKING:
     import numpy as np
 
-    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
     from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
@@ -68,18 +68,19 @@ class FieldsTask(Task):
         """Read the tokens of texts; None if the row number is PADDING."""
         from regauge.data.batches import take_rows
 
-        pairs = zip(take_rows(rows, row_numbers), text_numbers, strict=True)
-        return [self.select_text(row, number, special) if row else None for row, number in pairs]
+        return self.select_texts(take_rows(rows, row_numbers), text_numbers, special)
 
-    def select_text(
-        self, row: dict[str, np.ndarray], number: int, special: tuple[int, ...]
-    ) -> np.ndarray:
-        """Return the tokens of a row's text, numbered as in `text_columns`.
+    def select_texts(
+        self, records: OptionalRows, text_numbers: np.ndarray, special: tuple[int, ...]
+    ) -> Texts:
+        """Return the tokens of one text of each row, numbered as in `text_columns`.
 
         `special` are the special token ids. Without them, a text pair may be one token too long.
         """
         del special
-        return row[self.text_columns()[number]]
+        names = self.text_columns()
+        pairs = zip(records, text_numbers, strict=True)
+        return [None if row is None else row[names[number]] for row, number in pairs]
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Read one text per record, from any field."""

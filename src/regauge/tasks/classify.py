@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
+    from regauge.tasks._arrays import Texts
 
 
 LABEL_KINDS = {
@@ -181,15 +182,17 @@ class Classify(ClassesTask):
             joined_text_histogram, (field_histogram(manifest, name) for name in self.text_fields)
         )
 
-    def select_text(
-        self, row: dict[str, np.ndarray], number: int, special: tuple[int, ...]
-    ) -> np.ndarray:
-        """Return a row's only text; a pair is one text with one start token."""
+    def select_texts(
+        self, records: OptionalRows, text_numbers: np.ndarray, special: tuple[int, ...]
+    ) -> Texts:
+        """Return each row's only text; a pair is one text with one start token."""
+        if len(self.text_fields) == 1:
+            return super().select_texts(records, text_numbers, special)
+        return [None if row is None else self._join_texts(row, special) for row in records]
+
+    def _join_texts(self, row: dict[str, np.ndarray], special: tuple[int, ...]) -> np.ndarray:
         import numpy as np
 
-        del number
-        if len(self.text_fields) == 1:
-            return row[self.text_fields[0]]
         left, right = (row[name] for name in self.text_fields)
         has_start_token = left[0] == right[0] and int(left[0]) in special
         return np.concatenate([left, right[1:] if has_start_token else right])
@@ -205,7 +208,7 @@ class Classify(ClassesTask):
         from regauge.tasks import _arrays
 
         records = take_rows(rows, plan.row_numbers)
-        texts = [self.select_text(row, 0, config.special_ids) if row else None for row in records]
+        texts = self.select_texts(records, plan.text_numbers, config.special_ids)
         arrays = _arrays.build_slot_arrays(texts, plan, key, config)
         starts = [len(row[self.text_fields[0]]) if row else 0 for row in records]
         labels = self._build_labels(records)

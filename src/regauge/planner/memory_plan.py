@@ -181,7 +181,7 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     scores = 4.0 * attention.heads
     if not job.has_fused_attention:
         scores = (5 if job.dropout else 4) * attention.heads * shape.attention_span(job.length)
-    scale = _value_bytes(job) / HALF_BYTES
+    scale = value_bytes(job) / HALF_BYTES
     return (per_token + scores) * tokens * scale / job.parallelism.tensor
 
 
@@ -202,7 +202,7 @@ def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
     """Return the bytes that a device's layers store for some micro-batches."""
     shape, parallel = job.shape, job.parallelism
     layer = layer_activation_bytes(job)
-    scale = _value_bytes(job) / HALF_BYTES
+    scale = value_bytes(job) / HALF_BYTES
     tokens = job.tokens_per_pass / parallel.context
     inputs = 2 * shape.hidden * tokens * scale
     inputs /= parallel.tensor if parallel.has_sequence_parallelism else 1
@@ -222,8 +222,8 @@ def logit_bytes(job: TrainingJob) -> float:
     return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
 
 
-def _value_bytes(job: TrainingJob) -> float:
-    """Return the bytes per activation, and per gathered weight."""
+def value_bytes(job: TrainingJob) -> float:
+    """Return the bytes per activation, and per weight or gradient that processes send."""
     return 4.0 if job.precision in ("fp32", "tf32") else HALF_BYTES
 
 
@@ -234,7 +234,7 @@ def _working_set(job: TrainingJob, shards: int) -> float:
     pipeline it holds a stage's weights and their fp32 gradients. Autocast in other software keeps a
     bf16 copy of the weights.
     """
-    shape, gather_unit, whole_bytes = job.shape, job.strategy.gather_unit, _value_bytes(job)
+    shape, gather_unit, whole_bytes = job.shape, job.strategy.gather_unit, value_bytes(job)
     unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
     if gather_unit != "none" and shards > 1:
         if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from regauge.planner import flops
 from regauge.planner.memory_plan import (
+    HALF_BYTES,
     MOMENT_BYTES,
     STATE_BYTES,
     count_shards,
     layer_activation_bytes,
     logit_bytes,
+    value_bytes,
 )
 from regauge.planner.network import Topology, link_between, link_inside
 from regauge.training.strategies import UpdateTraffic
@@ -37,8 +39,6 @@ CAUSAL_SHARE = 0.5
 """Share of the attention scores left by a causal mask."""
 BACKWARD_SHARE = 2 / 3
 """Share of the computation in the backward pass."""
-GRADIENT_BYTES = 2.0
-"""Bytes per gradient or weight on the wire; 4 without mixed precision."""
 OPTIMIZER_BANDWIDTH = 0.7
 """Memory bandwidth share achieved by the update, which reads and writes every state once."""
 
@@ -171,7 +171,7 @@ def _weight_traffic(job: TrainingJob) -> float:
     if job.strategy.gather_unit != "none":
         return 0.0
     weight, gradient, _ = STATE_BYTES[job.precision]
-    cast = 2 * (weight + GRADIENT_BYTES) if job.precision in ("autocast", "fp8") else 0.0
+    cast = 2 * (weight + HALF_BYTES) if job.precision in ("autocast", "fp8") else 0.0
     gradient = 4.0 if job.has_fp32_gradients else gradient
     summed = 3 * gradient if job.accumulation > 1 else 0.0
     parallel = job.parallelism
@@ -189,8 +189,7 @@ def plan_communication(
     devices = max(machine.devices // parallel.tensor, 1)
     machines = count_machines(job, machine, count)
     topology = Topology(inside, between, devices, machines)
-    wire = GRADIENT_BYTES * (2 if job.precision in ("fp32", "tf32") else 1)
-    size = wire * job.shape.parameters(job.head) / (parallel.tensor * parallel.pipeline)
+    size = value_bytes(job) * job.shape.parameters(job.head) / (parallel.tensor * parallel.pipeline)
     trained, passes = size * job.trained_fraction, max(job.accumulation, 1)
     layers = max(job.shape.layers / parallel.pipeline, 1)
     traffic = UpdateTraffic(size, trained, passes, layers)
@@ -205,14 +204,14 @@ def plan_communication(
         return transfer.times * group.seconds(collective, bytes_, messages)
 
     seconds = sum(map(measure, job.strategy.communication(traffic)))
-    return Communication(seconds, _tensor_seconds(job, inside, wire))
+    return Communication(seconds, _tensor_seconds(job, inside))
 
 
-def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
+def _tensor_seconds(job: TrainingJob, inside: Link) -> float:
     """Return the seconds for tensor parallelism all-reduces: 4 per layer."""
     if job.parallelism.tensor == 1:
         return 0.0
-    size = wire * job.shape.hidden * job.tokens_per_pass
+    size = value_bytes(job) * job.shape.hidden * job.tokens_per_pass
     layers = job.shape.layers / job.parallelism.pipeline
     one = inside.seconds("all_reduce", size, job.parallelism.tensor)
     return 4 * layers * one * max(job.accumulation, 1)

@@ -217,7 +217,7 @@ def _hash_shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split_words(text: str) -> list[bytes]:
-    """Return a text's words in lower case, or the characters if there is no word.
+    """Return a text's words in lower case, or the characters of a text without words.
 
     For ASCII, a table is three times as fast as a pattern.
     """

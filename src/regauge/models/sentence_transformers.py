@@ -329,7 +329,7 @@ def write_description(
 
 
 def _read_optional(path: Path, shape: type[DocumentShape]) -> dict[str, Any]:
-    """Return a document with a shape; empty if there is no such file."""
+    """Return a document with a shape; empty if the file does not exist."""
     document = find_json(path, COPY_REMEDY)
     if document is None:
         return {}

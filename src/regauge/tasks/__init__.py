@@ -301,7 +301,7 @@ class Task(Choice):
     ) -> dict[str, MetricSums]:
         """Baseline name -> metrics of a non-neural baseline on the held-out rows.
 
-        `records` are the held-out records with their texts. By default there are no baselines.
+        `records` are the held-out records with their texts. By default a task computes none.
         """
         del output, batch, records
         return {}

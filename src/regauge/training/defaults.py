@@ -292,7 +292,7 @@ class Rank0Decision:
     ) -> dict[str, Any]:
         """Return the decision; process 0 makes it unless it is in the file already.
 
-        Raises TransientError if there is no decision after `timeout_seconds`.
+        Raises TransientError if no decision arrives within `timeout_seconds`.
         """
         if world.is_main_process and self.read() is None:
             self.write(decide())

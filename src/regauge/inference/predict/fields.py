@@ -42,7 +42,7 @@ def infer_fields(
     """Return the fields in the first records, in order of first appearance.
 
     Fields in the first piece's schema come first. Reads more records until each of the `named`
-    fields has occurred. Raises DataError if there is no record.
+    fields has occurred. Raises DataError without records.
     """
     sample = _FieldSample(source.field_kinds(pieces[0]) if pieces else {})
     first_rejected: Rejected | None = None

@@ -43,7 +43,7 @@ class ShardPipeline:
         worker.engine.on_batch = self._report_progress
 
     def run(self) -> None:
-        """Process shards until there are no more; the calling thread computes."""
+        """Process shards until none are left; the calling thread computes."""
         reader = self._start_thread(self._read_shards)
         writer = self._start_thread(self._write_shards)
         while (encoded := self._encoded.get()) is not END:

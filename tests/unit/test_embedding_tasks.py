@@ -350,3 +350,10 @@ def test_truncated_vectors_have_their_own_metrics() -> None:
     for name in ("recall@1", "recall@10", "mrr"):
         assert metrics[f"{name}_dim4"] == pytest.approx(alone[name])
     assert metrics["mrr_dim4"] < metrics["mrr"]
+
+
+def test_a_text_number_selects_the_column_of_the_text() -> None:
+    task = Contrastive(negatives=("negative",))
+    row = {name: np.array([index]) for index, name in enumerate(task.text_columns())}
+    texts = task.select_texts([row, row, None, row], np.array([1, 0, 1, 2]), ())
+    assert [text if text is None else text.tolist() for text in texts] == [[1], [0], None, [2]]

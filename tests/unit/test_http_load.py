@@ -49,6 +49,13 @@ def build_result(latencies: list[float | None], seconds: float = 1.0, **changes:
     return LoadResult(latencies, statuses, seconds, [], [0.1])._replace(**changes)
 
 
+def test_every_connection_of_a_closed_loop_sends_a_request() -> None:
+    with run_fake_server() as fake:
+        result = run_closed(HttpTarget(fake.url, "openai"), 3, 1, 0.0)
+    assert result.statuses == {"200": 3}
+    assert result.seconds > 0
+
+
 def test_a_closed_loop_keeps_its_connections_busy() -> None:
     with run_fake_server(seconds=0.05) as fake:
         result = run_closed(HttpTarget(fake.url, "openai"), 4, 2, 0.5)

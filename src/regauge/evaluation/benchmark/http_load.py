@@ -131,16 +131,22 @@ class HttpLoad:
     async def run_closed(
         self, concurrency: int, texts_per_request: int, seconds: float
     ) -> LoadResult:
-        """Send requests one after the other on `concurrency` connections for some seconds."""
+        """Send requests one after the other on `concurrency` connections for some seconds.
+
+        Each connection sends at least one request, however late it starts on a busy machine.
+        """
         bodies = self._iterate_bodies(texts_per_request)
         recorder = _Recorder()
 
         async def run_connection() -> None:
-            while (now := time.perf_counter()) - recorder.start < seconds:
+            is_last = False
+            while not is_last:
+                sent_at = time.perf_counter()
                 status, pause = await self._send(next(bodies))
-                recorder.record(status, now)
+                recorder.record(status, sent_at)
                 if pause:
                     await asyncio.sleep(pause)
+                is_last = time.perf_counter() - recorder.start >= seconds
 
         await asyncio.gather(*(run_connection() for _ in range(concurrency)))
         return recorder.build_result(0.0)

@@ -115,6 +115,38 @@ def test_a_folder_is_evaluated_on_the_heldout_rows_of_its_run(
     assert [entry["name"] for entry in answer["classes"]["run"]["classes"]] == list(NAMES)
 
 
+@pytest.fixture(scope="module")
+def sampled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that evaluates 5 of its held-out rows."""
+    folder = tmp_path_factory.mktemp("sampled")
+    write_records(folder / "train.jsonl", 80, 0)
+    source = {"kind": "jsonl", "files": (str(folder / "train.jsonl"),)}
+    rows = {"layout": "fields", "fields": {"text": 16}, "labels": {"label": NAMES}}
+    task, evaluation = {"kind": "classify"}, {"rows": 5}
+    return train(folder, source, rows, task=task, model=BERT, evaluation=evaluation)
+
+
+@pytest.mark.parametrize("records", [0, 30], ids=["held-out rows", "file"])
+def test_all_rows_are_evaluated_unless_the_command_asks_for_a_sample(
+    sampled_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], records: int
+) -> None:
+    """The sample of a run is for its own evaluations."""
+    assert last_metrics(sampled_run)["items"] == 5
+    num_rows = records or len(Dataset(sampled_run.with_name("data")).rows("heldout"))
+    arguments = ["evaluate", str(sampled_run), "--to", str(tmp_path / "result"), *EXECUTION]
+    if records:
+        write_records(tmp_path / "test.jsonl", records, 7)
+        arguments += ["--source", str(tmp_path / "test.jsonl")]
+    for sample, note in (("", f"{num_rows} held-out rows of"), ("8", f"8 of {num_rows} held-out")):
+        options = [f"evaluation.rows={sample}"] if sample else []
+        assert main([*arguments, *options, "--json"]) == 0
+        answer = read_json(capsys.readouterr().out)
+        assert answer["rows"][0]["items"] == int(sample or num_rows)
+        assert answer["notes"][0].startswith(note)
+        assert main([*arguments, *options]) == 0
+        assert note in capsys.readouterr().out, "the terminal does not show the number of rows"
+
+
 def test_each_file_has_its_evaluation(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,8 @@ ROOT = EvaluateSettings
 OUTPUT = "output.folder"
 PREPARED = "data"
 """Output subfolder with the prepared records of `evaluate.source`."""
+SHOWN = ("rows", "notes", "classes")
+"""Keys of an evaluation document in the answer."""
 MAX_SHOWN_CLASSES = 30
 MAX_SHOWN_CELLS = 10
 """Largest class count for which a terminal shows metrics by class and the confusion matrix."""
@@ -89,15 +91,11 @@ def run(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any
     folder, inputs = Path(settings.output.folder), describe_inputs(settings)
     if not overwrite and (table := find_result(folder, inputs)):
         log.logger.info("%s", _describe_finished(folder))
-        return {
-            "output": str(folder / EVALUATION),
-            "rows": table["rows"],
-            "classes": table["classes"],
-        }
-    answer = _evaluate(settings, folder)
-    if processes.detect_world().is_main_process:
-        write_inputs(folder, inputs)
-    return answer
+    else:
+        table = _evaluate(settings, folder)
+        if processes.detect_world().is_main_process:
+            write_inputs(folder, inputs)
+    return {"output": str(folder / EVALUATION), **{name: table[name] for name in SHOWN}}
 
 
 def _describe_finished(folder: Path) -> str:
@@ -187,13 +185,11 @@ def _describe_folder(folder: Path, source: str | None) -> config.Tables:
     }
     if trained is None:
         return tables
-    rows = trained.settings.evaluation.rows
     return {
         **tables,
         "seed": trained.settings.seed,
         "data": {"path": trained.config.data.path},
         "task": config.dump(trained.config.task),
-        "evaluation": {} if rows is None else {"rows": rows},
     }
 
 
@@ -230,8 +226,8 @@ def _build_source(files: str, tables: config.Tables) -> config.Tables:
 
 
 def _arrange(answer: dict[str, Any]) -> dict[str, Any]:
-    arranged: dict[str, Any] = {name: answer[name] for name in ("output", "rows") if name in answer}
-    for model, report in answer.get("classes", {}).items():
+    arranged = {name: shown for name, shown in answer.items() if name != "classes"}
+    for model, report in answer["classes"].items():
         classes, matrix = report["classes"], report.get("confusion_matrix", ())
         if len(classes) <= MAX_SHOWN_CLASSES:
             arranged[f"classes of {model}"] = classes

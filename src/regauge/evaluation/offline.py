@@ -93,8 +93,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
     if dist.is_initialized():
         wait_for_all()
     resolved = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
-    num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
-    return _write_table(resolved, results, world, num_rows, dataset.manifest.fingerprint)
+    return _write_table(resolved, results, world, dataset)
 
 
 def _open_model(folder: Path, task: Task, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
@@ -261,19 +260,24 @@ def _write_samples(path: Path, samples: list[Row]) -> None:
 
 
 def _write_table(
-    settings: EvaluateSettings, results: Results, world: World, num_rows: int, fingerprint: str
+    settings: EvaluateSettings, results: Results, world: World, dataset: Dataset
 ) -> dict[str, Any]:
-    folder = Path(settings.output.folder)
+    folder, num_heldout = Path(settings.output.folder), len(dataset.rows("heldout"))
+    num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
+    sample = "" if num_rows == num_heldout else f"{num_rows:,} of "
     table = {
         "format": FORMAT,
         "title": settings.evaluate.title,
         "rows": results.rows,
         "classes": results.classes,
-        "notes": [f"{num_rows} held-out rows of {settings.data.path}"],
+        "notes": [f"{sample}{num_heldout:,} held-out rows of {settings.data.path}"],
         "settings": dump(settings),
-        "identity": {"data_fingerprint": fingerprint, "heldout_rows": num_rows},
+        "identity": {
+            "data_fingerprint": dataset.manifest.fingerprint,
+            "heldout_rows": num_rows,
+        },
     }
     if world.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         write_sealed(folder / EVALUATION, table)
-    return {"output": str(folder / EVALUATION), "rows": results.rows, "classes": results.classes}
+    return table

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import regauge
+from regauge.inference.export.artifact import open_unchecked
 from regauge.inference.export.manifest import WEIGHTS
 from serve.chaos_backend import RAISES
 from serve.servers import (
@@ -25,6 +27,7 @@ from serve.servers import (
     ServerProcess,
     copy_artifact,
     copy_with_chaos,
+    draw_texts,
     encoder,
     install_chaos,
     is_running,
@@ -32,9 +35,11 @@ from serve.servers import (
     other_encoder,
     read_resources,
     start_server,
+    update_manifest,
     wait_for,
 )
 from serve.test_server_faults import damage_pooling
+from serve.vectors import write_vectors
 
 __all__ = ["encoder", "other_encoder"]
 
@@ -226,6 +231,89 @@ def test_a_canary_gets_its_share_and_is_promoted_or_discarded(
         assert {find_version(server, versions) for _ in range(8)} == {1}
         wait_for(lambda: len(server.workers) == 1)
         assert "Traceback" not in server.log
+
+
+def test_a_new_version_keeps_the_contract_of_the_one_that_answers(
+    tiny_artifacts: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Every difference that breaks a client is refused, unless a setting allows it."""
+    classifier = tiny_artifacts["classifier"]
+    labels = copy_artifact(classifier, tmp_path / "labels")
+    names = {"labels": ["anger", "joy", "fear"]}
+    update_manifest(labels, lambda document: document["program"].update(names))
+    tokenizer = copy_artifact(classifier, tmp_path / "tokenizer")
+    path = tokenizer / "tokenizer" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "normalizer": {"type": "Lowercase"}}))
+    update_manifest(tokenizer)
+    padded = copy_artifact(classifier, tmp_path / "padded")
+    path = padded / "tokenizer" / "tokenizer.json"
+    truncation = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps({**document, "truncation": truncation}, indent=1))
+    update_manifest(padded)
+    link = tmp_path / "live"
+    link.symlink_to(classifier)
+    body = {"inputs": "anna lives here"}
+    with start_server(tmp_path / "server", f"model={link}", *QUICK_HTTP) as server:
+        before = server.post("/predict", body).json()
+        refused = {
+            "output kind and width and labels": tiny_artifacts["encoder"],
+            "labels": labels,
+            "tokenizer": tokenizer,
+        }
+        for difference, folder in refused.items():
+            switch(link, folder)
+            problem = f"does not load: {folder} has another {difference}"
+            wait_for(lambda problem=problem: problem in server.log, WAIT_SECONDS)
+            assert server.post("/predict", body).json() == before
+        switch(link, padded)
+        wait_for(lambda: "replaced by version" in server.log, WAIT_SECONDS)
+    switch(link, classifier)
+    arguments = (f"model={link}", *QUICK_HTTP, "serve.models.allow_other_contract=true")
+    with start_server(tmp_path / "other", *arguments) as server:
+        switch(link, labels)
+        wait_for(lambda: "replaced by version" in server.log, WAIT_SECONDS)
+        after = server.post("/predict", body).json()
+        assert [row["score"] for row in after] == pytest.approx([row["score"] for row in before])
+        assert after != before
+
+
+def test_a_new_version_waits_for_the_vectors_that_are_searched(
+    encoder: Path, other_encoder: Path, tmp_path: Path
+) -> None:
+    """Queries and rows are always of one version, whatever is cached."""
+    texts = draw_texts(30, seed=3)
+    folders = {}
+    for path in (encoder, other_encoder):
+        vectors = np.asarray(regauge.load(path, threads=1).encode(texts))
+        folder = tmp_path / path.parent.name
+        folders[path] = write_vectors(folder, open_unchecked(path), vectors, {"name": texts})
+    link, vectors = tmp_path / "live", tmp_path / "vectors"
+    link.symlink_to(encoder)
+    vectors.symlink_to(folders[encoder])
+    arguments = (f"model={link}", *QUICK_HTTP, f"serve.search.vectors={vectors}")
+
+    def rank(path: Path, text: str) -> list[int]:
+        model = regauge.load(path, threads=1)
+        scores = np.asarray(model.encode(texts)) @ np.asarray(model.encode(text))
+        order = np.argsort(-scores, kind="stable")[:10]
+        return [int(number) for number in order]
+
+    def search(text: str) -> list[int]:
+        answer = server.get("/search", params={"q": text})
+        return [row["id"] for row in answer.json()["results"]]
+
+    queries = texts[:4]
+    ranks = {path: [rank(path, text) for text in queries] for path in folders}
+    assert ranks[encoder] != ranks[other_encoder]
+    with start_server(tmp_path / "server", *arguments) as server:
+        assert [search(text) for text in queries] == ranks[encoder]
+        switch(link, other_encoder)
+        wait_for(lambda: "has vectors from another artifact" in server.log, WAIT_SECONDS)
+        assert [search(text) for text in queries] == ranks[encoder]
+        switch(vectors, folders[other_encoder])
+        wait_for(lambda: "replaced by version" in server.log, WAIT_SECONDS)
+        assert [search(text) for text in queries] == ranks[other_encoder]
 
 
 def test_models_are_loaded_at_their_first_request_and_unloaded(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from regauge.serving.request_errors import InferenceError, OverloadedError
 from regauge.serving.routes.search import CACHED_QUERIES, list_routes
 from regauge.serving.routes.tei import format_tei_error
 from regauge.serving.search.search_index import SearchIndex
+from regauge.serving.search.search_service import VersionSearch
 from regauge.serving.search.search_settings import SearchSettings
 from regauge.serving.server_metrics import ServerMetrics
 from regauge.serving.settings import Serve
@@ -56,6 +57,12 @@ class Service:
     """Errors of the next queries."""
     gates: dict[str, threading.Event] = field(default_factory=dict)
     """Queries that wait for an event."""
+
+    version: str = "first"
+
+    @contextlib.asynccontextmanager
+    async def use(self) -> AsyncIterator[VersionSearch]:
+        yield VersionSearch(self.version, self.index, self.embed_query)
 
     async def embed_query(self, text: str) -> np.ndarray:
         self.queries.append(text)
@@ -184,6 +191,13 @@ def test_a_repeated_query_is_computed_once(site: Site) -> None:
             client.get(f"search?q={number}")
         client.get("search?q=json")
         assert site.service.queries.count("json") == 3
+
+
+def test_another_model_version_computes_a_query_again(site: Site) -> None:
+    for version in ("first", "second", "second"):
+        site.service.version = version
+        httpx.get(site.url + "search?q=json")
+    assert site.service.queries == ["json", "json"]
 
 
 def test_a_failed_query_is_not_remembered(site: Site) -> None:

@@ -13,7 +13,7 @@ from regauge.serving.artifact_snapshot import remove_snapshot
 from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.manifest import ProgramEntry
@@ -32,6 +32,8 @@ class LoadedVersion(ABC):
         """The manifest's `program` table."""
         self.loaded_at = time.time()
         """Load time in seconds since 1970."""
+        self.contract: Mapping[str, object] = {}
+        """What clients rely on; set by the model slot."""
         self.content_sha256 = ""
         """Manifest hash; empty until the version has started."""
         self.num_failed_records = 0

@@ -21,11 +21,12 @@ from regauge.registry.registry import Registry
 from regauge.serving.artifact_snapshot import create_snapshot, remove_snapshot
 from regauge.serving.model_version import ModelVersion, open_served_artifact
 from regauge.serving.request_errors import RequestError, UnavailableError
-from regauge.system.errors import DataError, RegaugeError
+from regauge.system.errors import DataError, RegaugeError, SettingsError
+from regauge.system.json_files import find_json, hash_document
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from regauge.inference.export.artifact import Artifact
@@ -40,6 +41,9 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 T = TypeVar("T")
+VARIABLE_WIDTHS = frozenset({"text", "entities"})
+"""Output kinds whose width follows from the length of a text."""
+PADDING_PARTS = ("padding", "truncation")
 RETRY_SECONDS = 60.0
 """Time after which a corrupted version is verified again."""
 
@@ -142,10 +146,18 @@ class ModelSlot:
         self._executor = executor
         self._lock = asyncio.Lock()
         self._fingerprint: Fingerprint | None = None
+        self._contract: Mapping[str, object] = {}
+        """What clients rely on: the contract of the current version, or of the last one."""
+        self._check: Callable[[Artifact], object] = lambda _: None
+        self._required_files: Sequence[Path] = ()
         self._source_problem = ""
         self._num_requests = 0
         self._stopping: set[asyncio.Task[None]] = set()
         self._promoting: asyncio.Task[None] | None = None
+
+    def require(self, check: Callable[[Artifact], object], files: Sequence[Path]) -> None:
+        """Refuse versions for which `check` raises, until one of these files changes."""
+        self._check, self._required_files = check, files
 
     async def load(self) -> LoadedVersion:
         """Load the model if necessary; raises errors from loading."""
@@ -155,6 +167,7 @@ class ModelSlot:
             if self.current is None:
                 folder, fingerprint = await self._find_version()
                 self.current = await self._start_version(folder)
+                self._contract = self.current.contract
                 self._fingerprint = fingerprint
             return self.current
 
@@ -249,6 +262,7 @@ class ModelSlot:
     async def _promote(self, version: LoadedVersion) -> None:
         async with self._lock:
             previous, self.current, self.canary = self.current, version, None
+            self._contract = version.contract
             if previous is not None:
                 self._stop_later(previous)
         logger.info("%s: replaced by version %s", self.name, version.content_sha256[:12])
@@ -272,7 +286,7 @@ class ModelSlot:
 
     async def _start_version(self, folder: Path) -> LoadedVersion:
         """Start a folder, with links resolved: this version's workers never load another one."""
-        artifact = await self._source.run(partial(self._open_artifact, folder))
+        artifact, contract = await self._source.run(partial(self._open_artifact, folder))
         version: LoadedVersion
         if artifact.program.output_kind == "text":
             from regauge.serving.text_generation.text_version import TextVersion
@@ -280,6 +294,7 @@ class ModelSlot:
             version = TextVersion(self.name, artifact, self._settings)
         else:
             version = ModelVersion(artifact, self._settings, self._metrics, self._executor)
+        version.contract = contract
         try:
             await version.start()
         except BaseException:
@@ -288,17 +303,21 @@ class ModelSlot:
             raise
         return version
 
-    def _open_artifact(self, folder: Path) -> Artifact:
+    def _open_artifact(self, folder: Path) -> tuple[Artifact, Mapping[str, object]]:
         artifact = open_served_artifact(folder)
+        contract = read_contract(artifact)
+        if self._contract and not self._settings.models.allow_other_contract:
+            _compare_contracts(self._contract, contract, artifact)
+        self._check(artifact)
         has_fixed_files = self._source.is_registered or not is_artifact(folder)
         if has_fixed_files or not self._settings.models.snapshot:
-            return artifact
-        return create_snapshot(artifact)
+            return artifact, contract
+        return create_snapshot(artifact), contract
 
     async def _find_version(self) -> tuple[Path, Fingerprint]:
         def find() -> tuple[Path, Fingerprint]:
             folder = self._source.find_folder()
-            return folder, _read_fingerprint(folder)
+            return folder, _read_fingerprint(folder, self._required_files)
 
         return await self._source.run(find)
 
@@ -308,13 +327,43 @@ class ModelSlot:
         task.add_done_callback(self._stopping.discard)
 
 
-def _read_fingerprint(folder: Path) -> Fingerprint:
-    """Return a fingerprint of an artifact's files; empty without a manifest."""
+def read_contract(artifact: Artifact) -> dict[str, object]:
+    """Return what clients rely on in a model's answers: name -> comparable content."""
+    program = artifact.program
+    contract: dict[str, object] = {
+        "output kind": program.output_kind,
+        "width": None if program.output_kind in VARIABLE_WIDTHS else program.output_size,
+        "labels": program.labels,
+        "activation": program.activation,
+        "text fields": program.fields.text_fields,
+    }
+    if program.tokenization is None:
+        return {**contract, "input tensors": program.inputs}
+    tokenizer = find_json(artifact.tokenizer_folder / "tokenizer.json", "export the model again")
+    # How a library pads and truncates is saved with a tokenizer, but does not change its tokens.
+    parts = {name: part for name, part in (tokenizer or {}).items() if name not in PADDING_PARTS}
+    return {**contract, "tokenizer": hash_document(parts)}
+
+
+def _compare_contracts(
+    current: Mapping[str, object], new: Mapping[str, object], artifact: Artifact
+) -> None:
+    """Raise SettingsError if a version would break the clients of the current one."""
+    names = [name for name in new if new[name] != current.get(name)]
+    if names:
+        problem = f"{artifact.origin} has another {' and '.join(names)}"
+        remedy = "serve it under another name, or set serve.models.allow_other_contract = true"
+        raise SettingsError(problem, remedy)
+
+
+def _read_fingerprint(folder: Path, required_files: Sequence[Path]) -> Fingerprint:
+    """Return a fingerprint of an artifact's files and other ones; empty without a manifest."""
     try:
         folder = folder.resolve(strict=True)
         if not (folder / MANIFEST).is_file():
             return ()
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        paths += filter(Path.is_file, required_files)
         statuses = [(path, path.stat()) for path in paths]
     except OSError:  # the folder is being replaced
         return ()

@@ -87,6 +87,9 @@ class ModelSettings(Settings):
     them does not change the version that answers. Registry versions are not copied."""
     poll_seconds: float = Field(default=2.0, gt=0)
     """How often an artifact folder or stage is checked for a new version."""
+    allow_other_contract: bool = False
+    """Whether a new version may have another output kind, width, tokenizer or labels than the one
+    that answers, which can break clients."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of requests sent to a new version before it replaces the old one."""
     canary_seconds: float = Field(default=60.0, gt=0)

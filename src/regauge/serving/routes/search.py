@@ -22,7 +22,7 @@ from regauge.system.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from regauge.serving.search.search_service import SearchService
+    from regauge.serving.search.search_service import SearchService, VersionSearch
     from regauge.serving.search.search_settings import SearchSettings
 
 PAGE_FOLDER = Path(__file__).parent.parent / "search" / "search_page"
@@ -58,8 +58,8 @@ def list_routes(service: SearchService) -> list[RouteSpec[EmptyBody]]:
 class _Searcher:
     def __init__(self, service: SearchService) -> None:
         self._service = service
-        self._results: OrderedDict[tuple[str, int], list[dict[str, Any]]] = OrderedDict()
-        """Results of the last queries, most recent last."""
+        self._results: OrderedDict[tuple[str, str, int], list[dict[str, Any]]] = OrderedDict()
+        """(version, query, count) -> results of the last queries, most recent last."""
 
     async def search(self, call: Call[EmptyBody]) -> Response:
         """Return a query's results as JSON, or why the query is invalid."""
@@ -68,22 +68,25 @@ class _Searcher:
             query, count = parse_query(call.request.query_params, self._service.settings)
         except DataError as error:
             raise InvalidRequestError(str(error)) from None
-        results = await self._find_results(query, count)
+        async with self._service.use() as version:
+            results = await self._find_results(version, query, count)
         milliseconds = round(1000 * (time.perf_counter() - start), 3)
         document = {
             "query": query,
             "results": results,
             "milliseconds": milliseconds,
-            "documents": len(self._service.index),
-            "exact": self._service.index.is_exact,
+            "documents": len(version.index),
+            "exact": version.index.is_exact,
         }
         return build_json_response(document, headers=RESULT_HEADERS)
 
-    async def _find_results(self, query: str, count: int) -> list[dict[str, Any]]:
-        key = query, count
+    async def _find_results(
+        self, version: VersionSearch, query: str, count: int
+    ) -> list[dict[str, Any]]:
+        key = version.content_sha256, query, count
         if key not in self._results:
-            vector = await self._service.embed_query(query)
-            results = await asyncio.to_thread(self._service.index.search, vector, count)
+            vector = await version.embed(query)
+            results = await asyncio.to_thread(version.index.search, vector, count)
             self._results[key] = results
         self._results.move_to_end(key)
         results = self._results[key]

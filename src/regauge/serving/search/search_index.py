@@ -103,8 +103,7 @@ class SearchIndex:
         artifact does not return vectors, if the vectors belong to another artifact, or if a field
         was not kept. Raises DataError if files are damaged.
         """
-        vectors = open_vectors(Path(settings.vectors))
-        _check_artifact(vectors, artifact, settings)
+        vectors = check_vectors(settings, artifact)
         fields = _select_fields(settings, vectors)
         folder = Path(settings.index_folder or vectors.folder / DERIVED)
         if settings.index_folder is None:
@@ -227,13 +226,14 @@ def _remove_old_files(folder: Path, key: str) -> None:
                 path.unlink()
 
 
-def _check_artifact(vectors: VectorFolder, artifact: Artifact, settings: SearchSettings) -> None:
-    """Raise SettingsError if an artifact's queries cannot be compared with the vectors."""
+def check_vectors(settings: SearchSettings, artifact: Artifact) -> VectorFolder:
+    """Return the configured vectors; raises SettingsError unless they are an artifact's own."""
     if artifact.program.output_kind != "vectors":
         problem = f"{artifact.origin} returns {artifact.program.output_kind}, not vectors"
         raise SettingsError(problem, "search needs an artifact that embeds texts")
+    vectors = open_vectors(Path(settings.vectors))
     if settings.allow_other_artifact or vectors.artifact_sha256 == artifact.content_sha256:
-        return
+        return vectors
     problem = f"{vectors.folder} has vectors from another artifact than {artifact.origin}"
     remedy = "serve that artifact, or run 'regauge predict' with this one"
     raise SettingsError(problem, remedy)

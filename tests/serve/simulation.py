@@ -24,6 +24,7 @@ from regauge.serving import dispatcher as dispatcher_module
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import ComputedRequest, Dispatcher, RequestOptions
 from regauge.serving.scheduler import Priority, ScheduledBatch, Scheduler
+from regauge.serving.text_generation import text_client
 from regauge.serving.wire import Message
 from regauge.serving.workers.batch_worker import WorkerLostError
 
@@ -234,13 +235,14 @@ class Simulation:
 
 
 def run_simulated(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a simulated clock, which the dispatcher reads as well."""
+    """Run a coroutine on a simulated clock, which the server's queues read as well."""
     with (
         pytest.MonkeyPatch.context() as patch,
         asyncio.Runner(loop_factory=SimulatedLoop) as runner,
     ):
         loop = runner.get_loop()
-        patch.setattr(dispatcher_module, "time", SimpleNamespace(monotonic=loop.time))
+        for module in (dispatcher_module, text_client):
+            patch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
         return runner.run(work)
 
 

@@ -385,7 +385,10 @@ def test_beams_are_generated_in_static_batches(
     assert isinstance(engine, StaticTextEngine)
     expected = expect(GREEDY, "llama", num_beams=3)[:4]
     assert expected != expect(GREEDY)[:4]
+    num_passes: list[int] = []
+    engine.on_progress = lambda: num_passes.append(1)
     assert Collector(engine).run(make_requests()[:4]) == expected
+    assert len(num_passes) >= max(map(len, expected))  # a long answer is not taken for a hang
 
 
 def test_static_batches_have_equal_options_and_fail_alone(load: Callable[..., Any]) -> None:

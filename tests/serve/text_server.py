@@ -33,7 +33,7 @@ class OneModel:
             artifacts={MODEL_NAME: str(folder)},
             generation=generation,
             http=HttpSettings(max_body_bytes=MAX_BODY_BYTES),
-            queue=QueueSettings(timeout_seconds=60.0),
+            queue=QueueSettings(timeout_seconds=0.001),  # of embeddings,
             workers=WorkerSettings(threads=1, hang_timeout_seconds=30.0),
         )
         self._executor = ThreadPoolExecutor(1)

@@ -180,7 +180,7 @@ class Call(Generic[B]):
         name = priority or headers.get(PRIORITY_HEADER, automatic)
         if name not in PRIORITIES:
             raise InvalidRequestError(f"{PRIORITY_HEADER} is not one of {', '.join(PRIORITIES)}")
-        timeout = read_timeout(headers, queue.timeout_seconds)
+        timeout = min(read_timeout(headers), queue.timeout_seconds)
         if timeout_seconds is not None:
             timeout = min(timeout, timeout_seconds)
         return RequestOptions(self.client, "bulk" if name == "bulk" else "interactive", timeout)
@@ -370,15 +370,15 @@ def _locate(document: Any, location: Sequence[int | str]) -> tuple[list[int], li
     return position, names
 
 
-def read_timeout(headers: Mapping[str, str], limit: float) -> float:
-    """Return the seconds within which to answer a request."""
+def read_timeout(headers: Mapping[str, str]) -> float:
+    """Return the seconds in which the client wants an answer; infinity if it does not say."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
-        return limit
+        return math.inf
     try:
         seconds = float(text) / 1e3
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds < math.inf:
         raise InvalidRequestError(f"{TIMEOUT_HEADER} is not a positive number")
-    return min(seconds, limit)
+    return seconds

@@ -143,7 +143,7 @@ class Answer:
         index: int,
         prompt: np.ndarray,
         generation: Generation,
-        timeout_seconds: float | None,
+        timeout_seconds: float,
     ) -> None:
         """Send the request to a worker; raises the errors of `TextWorker.start_answer`."""
         self.index = index
@@ -233,7 +233,7 @@ async def merge_parts(
 
 async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Response:
     options: CompletionRequest | ChatRequest = call.body
-    timeout = read_timeout(call.request.headers, call.context.settings.queue.timeout_seconds)
+    timeout = read_timeout(call.request.headers)
     try:
         async with AsyncExitStack() as stack:
             models = call.context.models

@@ -19,6 +19,11 @@ class TextServing(Settings):
     """Maximum answers generated together."""
     max_queued_requests: int = Field(default=256, ge=0)
     """Maximum waiting requests; more are refused with status 429."""
+    first_token_seconds: float = Field(default=60.0, gt=0)
+    """Time limit for the first token of an answer, queueing included."""
+    token_seconds: float = Field(default=30.0, gt=0)
+    """Time limit for each further token. Only the header `Regauge-Timeout-Ms` limits the whole
+    answer."""
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """Key-value cache capacity in tokens. By default enough for all running requests, but at most
     half of the free memory."""

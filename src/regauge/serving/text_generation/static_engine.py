@@ -46,8 +46,10 @@ class StaticTextEngine(TextEngine):
             program.vocabulary,
             settings.max_running_requests,
             artifact.manifest.buckets[-1].length,
+            has_streams=False,
         )
         super().__init__(limits)
+        program.model.register_forward_hook(lambda *_: self.on_progress())
         self._artifact = artifact
         self._runner = runner
         self._program = program

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.models.settings import Generation
+    from regauge.serving.text_generation.settings import TextServing
     from regauge.serving.wire import Message
 
 RECENT_SECONDS = 30.0
@@ -34,23 +35,33 @@ MAX_RETRY_SECONDS = 60
 class TokenStream:
     """One request's events."""
 
-    def __init__(self, worker: TextWorker, request_id: str, deadline: float | None) -> None:
+    def __init__(
+        self, worker: TextWorker, request_id: str, times: TextServing, deadline: float
+    ) -> None:
+        """Take the time limits for tokens, and the deadline of the whole answer."""
         self._worker = worker
         self._request_id = request_id
         self._deadline = deadline
+        self._token_seconds = times.token_seconds
+        has_limits = worker.limits.has_streams
+        self._token_deadline = (
+            time.monotonic() + times.first_token_seconds if has_limits else math.inf
+        )
         self._events: deque[TokenEvent] = deque()
         self._has_news = asyncio.Event()
         self._has_ended = False
 
     def put(self, event: TokenEvent) -> None:
         """Store an event without waiting for the reader."""
+        self._token_deadline = time.monotonic() + self._token_seconds
         self._events.append(event)
         self._has_news.set()
 
     async def read(self) -> list[TokenEvent]:
         """Return all events since the last call, at least one; empty after the end.
 
-        Raises DeadlineError after the deadline, and InferenceError if the worker ended.
+        Raises DeadlineError if the next token is late or the deadline has passed, and
+        InferenceError if the worker ended.
         """
         if self._has_ended:
             return []
@@ -62,13 +73,18 @@ class TokenStream:
         return events
 
     async def _wait(self) -> None:
-        remaining = None if self._deadline is None else self._deadline - time.monotonic()
+        deadline = min(self._deadline, self._token_deadline)
+        remaining = None if math.isinf(deadline) else deadline - time.monotonic()
         try:
             async with asyncio.timeout(remaining):
                 await self._has_news.wait()
         except TimeoutError:
             self.close()
-            message = "the answer was not complete in time; allow more time, or lower max_tokens"
+            message = "the next token was not generated in time; try again later"
+            if deadline == self._deadline:
+                message = (
+                    "the answer was not complete in time; allow more time, or lower max_tokens"
+                )
             raise DeadlineError(message) from None
         if not self._events:
             message = "the process that generated the answer ended; send the request again"
@@ -120,7 +136,7 @@ class TextWorker(WorkerProcess):
         prompt: np.ndarray,
         generation: Generation,
         number: int = 0,
-        timeout_seconds: float | None = None,
+        timeout_seconds: float = math.inf,
     ) -> TokenStream:
         """Send a request and return its stream; `prompt` is [tokens] int32.
 
@@ -131,8 +147,8 @@ class TextWorker(WorkerProcess):
         self.limits.check(prompt.tolist(), generation.max_new_tokens or 1)
         self._check_room()
         request = TextRequest(str(next(self._numbers)), prompt, generation, number)
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        stream = TokenStream(self, request.request_id, deadline)
+        deadline = time.monotonic() + timeout_seconds
+        stream = TokenStream(self, request.request_id, self._settings.generation, deadline)
         self._streams[request.request_id] = stream
         header = {
             "type": "add",

@@ -13,7 +13,7 @@ from regauge.models.settings import Generation
 from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """`stop`: an end token; `length`: max_new_tokens; `cancelled`: by the caller; `error`: failed."""
@@ -42,6 +42,8 @@ class EngineLimits:
     """Maximum requests computed together."""
     max_prompt_tokens: int | None = None
     """Maximum prompt tokens; None if only `max_tokens` limits them."""
+    has_streams: bool = True
+    """Whether tokens are reported one by one, so that their times have limits."""
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise DataError if a request does not fit the limits."""
@@ -97,6 +99,8 @@ class TextEngine(ABC):
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
         """Request limits."""
+        self.on_progress: Callable[[], object] = lambda: None
+        """Called during a step of many forward passes, after each of them."""
         self._waiting: dict[str, TextRequest] = {}
         self._events: list[TokenEvent] = []
         """What `step` returns next."""

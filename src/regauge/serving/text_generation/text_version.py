@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class TextVersion(LoadedVersion):
         prompt: np.ndarray,
         generation: Generation,
         number: int = 0,
-        timeout_seconds: float | None = None,
+        timeout_seconds: float = math.inf,
     ) -> TokenStream:
         """Send a request to the worker with the fewest; see `TextWorker.start_answer`."""
         workers = [worker for worker in self.pool.ready if not worker.has_ended]

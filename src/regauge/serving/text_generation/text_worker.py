@@ -49,6 +49,7 @@ class TextEngineWorker:
         """Take an engine, and the hash of the loaded artifact."""
         self.engine = engine
         """Generates the answers."""
+        engine.on_progress = self._restart_step
         self._content_sha256 = content_sha256
         self._connection: socket.socket
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -139,8 +140,11 @@ class TextEngineWorker:
             event = TokenEvent(request.request_id, None, "error", error.problem)
             self._send_events([event])
 
-    def _step(self) -> None:
+    def _restart_step(self) -> None:
         self._step_start = time.monotonic()
+
+    def _step(self) -> None:
+        self._restart_step()
         events = self.engine.step()
         self._step_start = None
         if events:

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from distributed.conftest import runs, worlds
 from regauge.cli import main
@@ -220,6 +220,37 @@ def test_a_pickle_under_another_name_is_not_read(
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     with pytest.raises(SettingsError, match=r"no file named model\.safetensors"):
         architectures.load_model(tmp_path)
+
+
+def test_the_names_and_buffers_of_older_versions_are_imported(
+    tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        .replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weights.items()
+    }  # fmt: skip
+    assert len(old.keys() - weights.keys()) == 10
+    torch.save({**old, "embeddings.position_ids": torch.arange(32)[None]}, tmp_path / "w.pt")
+    assert_same(import_weights(tmp_path / "w.pt"), weights)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_stored_output_layer_is_imported(tmp_path: Path, *, is_tied: bool) -> None:
+    """The reference is transformers: a layer that differs from the embeddings is kept."""
+    folder = tmp_path / "hf"
+    model = BertForMaskedLM(BertConfig(**SIZES))
+    decoder = model.cls.predictions.decoder.weight.detach().clone() + (0 if is_tied else 1)
+    values = {**model.state_dict(), "cls.predictions.decoder.weight": decoder}
+    torch.save(values, tmp_path / "w.pt")
+    model.config.save_pretrained(folder)
+    save_file({name: value.clone() for name, value in values.items()}, folder / "model.safetensors")
+    import_weights(tmp_path / "w.pt", "weights.head=masked")
+    imported = BertForMaskedLM.from_pretrained(tmp_path / "imported")
+    expected = BertForMaskedLM.from_pretrained(folder)
+    tokens = torch.arange(9)[None]
+    torch.testing.assert_close(imported(tokens).logits, expected(tokens).logits, rtol=0, atol=0)
+    assert imported.config.tie_word_embeddings == is_tied
 
 
 # Refused weights

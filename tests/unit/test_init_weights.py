@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from distributed.runs import BERT, GPT, LLAMA
 from regauge.models import weights as weight_files
-from regauge.models.architectures import HeadKind, build_model
+from regauge.models.architectures import HeadKind, build_model, load_model
 from regauge.models.attention_masks import detect_attention_spec
 from regauge.models.init_weights import META, InitialWeights, build_initial_weights, materialize
 from regauge.models.settings import Model
@@ -139,6 +139,40 @@ def test_a_module_outside_the_model_is_initialized_by_its_rule() -> None:
     assert both["extra"].weight.abs().max() <= 0.5  # the bound of nn.Linear: 1 / sqrt(4)
     assert both["extra"].weight.std() > 0.05
     assert are_equal(weights(both["model"]), weights(build(BERT)))
+
+
+TIES: dict[str, HeadKind] = {"llama": "causal", "gpt2": "causal", "bert": "masked"}
+
+
+@pytest.mark.parametrize("stored", ["another head", "an equal head", "only the head"])
+@pytest.mark.parametrize("kind", TIES)
+def test_tied_weights_are_read_as_by_transformers(tmp_path: Path, kind: str, stored: str) -> None:
+    """A stored head that differs from the embeddings is kept, whatever the configuration says."""
+    head = TIES[kind]
+    config = {**READ[kind], "vocab_size": VOCABULARY, "tie_word_embeddings": True}
+    model = build({"architecture": kind, "config": config}, head)
+    model.config.architectures = [type(model).__name__]
+    (target, source), *_ = model.all_tied_weights_keys.items()
+    values = weights(model)
+    table = values.pop(source)
+    generator = torch.Generator().manual_seed(1)
+    other = torch.randn(table.shape, generator=generator)
+    values |= {
+        "another head": {target: other, source: table},
+        "an equal head": {target: table.clone(), source: table},
+        "only the head": {target: other},
+    }[stored]
+    folder = tmp_path / "start"
+    model.config.save_pretrained(folder)
+    save_file(values, folder / weight_files.WEIGHTS_FILE)
+    auto: Any = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}[head]
+    expected = auto.from_pretrained(folder).state_dict()
+    trained, loaded = build({"path": str(folder)}, head), load_model(folder)
+    trained.config.architectures = model.config.architectures
+    saved = load_model(save(trained, tmp_path / "saved"))
+    for built in (trained, loaded, saved):
+        assert are_equal(built.state_dict(), expected)
+        assert built.config.tie_word_embeddings == (stored != "another head")
 
 
 @pytest.fixture

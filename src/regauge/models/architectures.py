@@ -23,7 +23,13 @@ from regauge.models.init_weights import (
     materialize_buffers,
 )
 from regauge.models.io_spec import DEFAULT_CLASS_NAME, read_class_names
-from regauge.models.weights import POOLER_PREFIX, WEIGHTS_FILE, list_weights, unwrap_name
+from regauge.models.weights import (
+    POOLER_PREFIX,
+    WEIGHTS_FILE,
+    are_untied,
+    list_weights,
+    unwrap_name,
+)
 from regauge.system import choices
 from regauge.system.errors import SettingsError, first_line
 from regauge.system.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model
@@ -138,6 +144,10 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
     options = no_pooler_argument(model_class) if head == "none" else {}
     with META:
         model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32, **options)
+    is_pretrained = settings.path is not None and settings.weights == "pretrained"
+    if is_pretrained and are_untied(model, list_weights(resolve_model(str(settings.path)))):
+        config.tie_word_embeddings = False
+        return _build_on_meta(settings, head, config)
     model.float()
     if settings.path is not None:  # torch trains no embedding of the padding, which may end texts
         embeddings: Any = model.get_input_embeddings()
@@ -185,6 +195,8 @@ def load_model(folder: Path) -> PreTrainedModel:
         ) from None
     _check_loading(folder, info)
     loaded: PreTrainedModel = model
+    if loaded.get_expanded_tied_weights_keys(all_submodels=True) != loaded.all_tied_weights_keys:
+        loaded.config.tie_word_embeddings = False  # they are stored with different values
     return loaded
 
 

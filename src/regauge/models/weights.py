@@ -9,7 +9,8 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +23,7 @@ from regauge.system.json_files import DocumentShape, read_json
 from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
@@ -36,8 +37,8 @@ POOLER_PREFIX = "pooler."
 """Weight name prefix of an encoder's pooling layer."""
 DDP_PREFIX = re.compile(r"^(module\.)+")
 """Prefix that DDP adds to all names, once per wrapper."""
-_LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
-"""Suffixes of layer norm weights in the first BERT checkpoints, and their present names."""
+COMPARED_ROWS = 4096
+"""Rows of two stored weights that are compared at once."""
 
 
 class WeightIndex(DocumentShape):
@@ -134,10 +135,10 @@ def match_weights(
 ) -> WeightMatch:
     """Match a folder's stored weights to a model's.
 
-    Stored names may contain wrappers, lack the base model's prefix, or use the layer norm names in
-    the first BERT checkpoints. A head weight with another shape, such as for other classes, is not
-    used. Raises SettingsError if a base model weight is missing or has another shape; `path` names
-    the folder in messages.
+    Stored names may contain wrappers, lack the base model's prefix, or be older ones that
+    transformers renames. A head weight with another shape, such as for other classes, is not used.
+    Raises SettingsError if a base model weight is missing or has another shape; `path` names the
+    folder in messages.
     """
     names_by_id: dict[int, str] = {}  # a tied weight has the first of its names
     names: dict[str, str] = {}
@@ -148,13 +149,12 @@ def match_weights(
         shapes[name] = tuple(value.shape)
     sources: dict[str, StoredWeight] = {}
     unexpected = []
-    for stored_name, weight in stored.items():
-        candidates = _candidate_names(stored_name, model.base_model_prefix)
-        match = next((names[name] for name in candidates if name in names), "")
+    for stored_name, name in match_names(model, stored).items():
+        match = names.get(name, "")
         if not match:
             unexpected.append(stored_name)
         elif stored_name == match or match not in sources:
-            sources[match] = weight
+            sources[match] = stored[stored_name]
     base_names = {names_by_id[id(value)] for value in model.base_model.parameters()}
     for name in [name for name, weight in sources.items() if weight.shape != shapes[name]]:
         weight = sources.pop(name)
@@ -187,13 +187,53 @@ def is_adapter_weight(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _candidate_names(name: str, prefix: str) -> Iterator[str]:
-    """Yield the names that a stored weight may have in a model with a base model prefix."""
-    name = unwrap_name(name)
-    for old, new in (("", ""), *_LEGACY_SUFFIXES):
-        if name.endswith(old):
-            candidate = name.removesuffix(old) + new
-            yield from (candidate, f"{prefix}.{candidate}", candidate.removeprefix(f"{prefix}."))
+def match_names(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """Return stored name -> name in the model, or an unknown name.
+
+    Names are unwrapped, and renamed as transformers does. Buffers that the model computes, such as
+    position ids, are left out.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    conversions = get_model_conversion_mapping(model)
+    renamings = [rule for rule in conversions if isinstance(rule, WeightRenaming)]
+    known = {base_weight_name(name): name for name in model.state_dict()}
+    names = {}
+    for stored_name in stored:
+        name = unwrap_name(stored_name)
+        if name not in known:
+            name, _ = rename_source_key(name, renamings, [], model.base_model_prefix, known)
+        names[stored_name] = name
+    unknown = set(names.values()) - known.keys()
+    report: Any = SimpleNamespace(missing_keys=set(), unexpected_keys=unknown)
+    model._adjust_missing_and_unexpected_keys(report)  # noqa: SLF001 - lists computed buffers
+    computed = unknown - report.unexpected_keys
+    return {stored_name: name for stored_name, name in names.items() if name not in computed}
+
+
+def are_untied(model: PreTrainedModel, stored: Mapping[str, Tensor | StoredWeight]) -> bool:
+    """Return whether weights that a model ties are stored with different values.
+
+    transformers then loads both, whatever the configuration says.
+    """
+    weights = {
+        name: stored[stored_name] for stored_name, name in match_names(model, stored).items()
+    }
+    return any(
+        not _have_equal_values(weights[name], weights[source])
+        for name, source in model.all_tied_weights_keys.items()
+        if name in weights and source in weights
+    )
+
+
+def _have_equal_values(one: Tensor | StoredWeight, other: Tensor | StoredWeight) -> bool:
+    return one.shape == other.shape and all(
+        torch.equal(
+            one[start : start + COMPARED_ROWS].float(), other[start : start + COMPARED_ROWS].float()
+        )
+        for start in range(0, one.shape[0], COMPARED_ROWS)
+    )
 
 
 def _wrong_model_error(

@@ -85,6 +85,8 @@ def _load_vllm(program: GenerationProgram, settings: TextServing) -> TextEngine:
     """Save the model for vLLM in a temporary folder, which vLLM reads when it starts."""
     with tempfile.TemporaryDirectory() as name:
         model: Any = program.model
+        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        model.config.tie_word_embeddings = head.weight is embeddings.weight
         model.save_pretrained(name)
         model.to(META)  # vLLM loads the weights into its own model
         return vllm_engine.VllmTextEngine(program, Path(name), settings)

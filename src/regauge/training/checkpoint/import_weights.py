@@ -19,8 +19,10 @@ from regauge.models import architectures, sentence_transformers
 from regauge.models.weights import (
     POOLER_PREFIX,
     WEIGHTS_FILE,
+    are_untied,
     find_weight_files,
     has_pickled_weights,
+    match_names,
     save_model_folder,
 )
 from regauge.system.errors import DataError, SettingsError
@@ -70,6 +72,10 @@ def import_weights(
         vocab_size = settings.config.get("vocab_size", DEFAULT_VOCAB_SIZE)
         model, _ = architectures.build_model(settings, head, vocab_size, seed=0)
         foreign = read_foreign_weights(weights_file, list(model.state_dict()), prefix)
+        if are_untied(model, foreign):
+            untied = {**settings.config, "tie_word_embeddings": False}
+            settings = settings.model_copy(update={"config": untied})
+            model, _ = architectures.build_model(settings, head, vocab_size, seed=0)
         load_into_model(foreign, model, origin)
     config = model.config
     config.architectures = [architectures.class_name(model)]
@@ -142,8 +148,9 @@ def read_foreign_weights(origin: Path, names: list[str], prefix: str | None) -> 
     return weights
 
 
-def load_into_model(weights: dict[str, Tensor], model: torch.nn.Module, origin: Path) -> None:
+def load_into_model(foreign: dict[str, Tensor], model: PreTrainedModel, origin: Path) -> None:
     """Load weights into a model; raises DataError for the first weight that does not fit."""
+    weights = {name: foreign[stored] for stored, name in match_names(model, foreign).items()}
     state = model.state_dict()
     tied = set(state) - {name for name, _ in model.named_parameters()}
     missing = sorted(set(state) - set(weights) - tied)

@@ -220,7 +220,7 @@ def test_a_canary_gets_its_share_and_is_promoted_or_discarded(
         switch(link, failing)
         wait_for(lambda: "gets 25 % of the requests" in server.log, WAIT_SECONDS)
         statuses = [server.post("/embed", {"inputs": f"w{RAISES}"}).status_code for _ in range(8)]
-        assert statuses.count(424) == 1
+        assert statuses == [200] * 8
         assert "model keeps its version: the new one failed" in server.log
         assert {find_version(server, versions) for _ in range(8)} == {0}
         switch(link, other_encoder)
@@ -231,6 +231,46 @@ def test_a_canary_gets_its_share_and_is_promoted_or_discarded(
         assert {find_version(server, versions) for _ in range(8)} == {1}
         wait_for(lambda: len(server.workers) == 1)
         assert "Traceback" not in server.log
+
+
+def test_a_canary_is_discarded_for_a_failure_that_the_old_version_does_not_have(
+    encoder: Path, other_encoder: Path, tmp_path: Path
+) -> None:
+    """The old version answers instead; a request that fails with both decides nothing."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    variables = install_chaos(packages)
+    current = copy_artifact(encoder, tmp_path / "current")
+    prompt = {"prompts": {"query": "w9 "}}
+    update_manifest(current, lambda document: document["program"]["tokenization"].update(prompt))
+    link = tmp_path / "live"
+    link.symlink_to(current)
+    options = ("serve.models.canary_share=0.5", "serve.models.canary_seconds=600", *QUICK_HTTP)
+    faults = ("serve.item_errors=true", f"model={link}")
+    with start_server(tmp_path / "server", *faults, *options, environment=variables) as server:
+
+        def post(**body: Any) -> list[int]:
+            return [server.post("/embed", body).status_code for _ in range(4)]
+
+        def load_canary(folder: Path) -> None:
+            count = server.log.count("gets 50 % of the requests")
+            switch(link, folder)
+            wait_for(lambda: server.log.count("gets 50 % of") > count, WAIT_SECONDS)
+
+        def count_discards() -> int:
+            return server.log.count("keeps its version: the new one failed")
+
+        load_canary(other_encoder)
+        assert post(inputs=TEXT, prompt_name="passage") == [422] * 4
+        assert post(inputs=[TEXT, "w5 " * 60]) == [200] * 4
+        assert (count_discards(), len(server.workers)) == (0, 2)
+        assert post(inputs=TEXT, prompt_name="query") == [200] * 4
+        assert "the new one failed: no prompt is called 'query'" in server.log
+        load_canary(copy_with_chaos(current, tmp_path / "poisoned"))
+        answers = [server.post("/embed", {"inputs": [TEXT, f"w{RAISES}"]}) for _ in range(2)]
+        assert all(answer.json()[1] for answer in answers)
+        assert "the new one failed: it could not compute a record" in server.log
+        assert count_discards() == 2
 
 
 def test_a_new_version_keeps_the_contract_of_the_one_that_answers(

@@ -11,6 +11,7 @@ import math
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -22,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from regauge.serving.dispatcher import RequestOptions
+from regauge.serving.model_slot import TRIAL, CanaryTrial
 from regauge.serving.request_errors import (
     InvalidRequestError,
     OverloadedError,
@@ -234,7 +236,8 @@ async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request
     async with receive_body(context, request) as raw_body:
         body = spec.body.parse(raw_body, request.headers)
         context.metrics.add_phase("read", time.perf_counter() - start)
-        return await spec.handle(Call(context, request, body, raw_body, client))
+        call = Call(context, request, body, raw_body, client)
+        return await CanaryTrial().run(partial(spec.handle, call))
 
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
@@ -263,6 +266,8 @@ def build_json_response(
 def build_output_response(context: ServerContext, document: Any, outputs: Outputs) -> Response:
     """Return an answer with outputs; a header counts the truncated records."""
     start = time.perf_counter()
+    if (trial := TRIAL.get()) is not None:
+        trial.num_failures += len(outputs.failures)
     count = int(outputs.is_truncated.sum())
     headers = {TRUNCATED_HEADER: str(count)} if count else None
     response = build_json_response(document, headers=headers)

@@ -36,8 +36,8 @@ class LoadedVersion(ABC):
         """What clients rely on; set by the model slot."""
         self.content_sha256 = ""
         """Manifest hash; empty until the version has started."""
-        self.num_failed_records = 0
-        """How many records the model failed to compute."""
+        self.has_failed = False
+        """Whether a streamed answer broke off, which cannot be repeated."""
         self._num_open = 0
         self._unused = asyncio.Event()
         self._unused.set()

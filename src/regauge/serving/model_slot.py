@@ -7,9 +7,12 @@ canary. The old version is stopped after its last request.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,13 +23,13 @@ from regauge.registry.model_reference import fetch_version, parse_reference
 from regauge.registry.registry import Registry
 from regauge.serving.artifact_snapshot import create_snapshot, remove_snapshot
 from regauge.serving.model_version import ModelVersion, open_served_artifact
-from regauge.serving.request_errors import RequestError, UnavailableError
-from regauge.system.errors import DataError, RegaugeError, SettingsError
+from regauge.serving.request_errors import UnavailableError
+from regauge.system.errors import DataError, RegaugeError, SettingsError, first_line
 from regauge.system.json_files import find_json, hash_document
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from regauge.inference.export.artifact import Artifact
@@ -40,12 +43,54 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 """Path, inode, size and time in nanoseconds of each file, with links resolved."""
 
 
+R = TypeVar("R")
 T = TypeVar("T")
 VARIABLE_WIDTHS = frozenset({"text", "entities"})
 """Output kinds whose width follows from the length of a text."""
 PADDING_PARTS = ("padding", "truncation")
 RETRY_SECONDS = 60.0
 """Time after which a corrupted version is verified again."""
+
+
+@dataclass
+class CanaryTrial:
+    """The canaries that a request uses.
+
+    If they fail, the current versions answer the request; their success discards the canaries.
+    """
+
+    discards: list[Callable[[str], None]] = field(default_factory=list)
+    """A function per canary, which takes the problem."""
+    is_over: bool = False
+    """Whether only current versions answer."""
+    num_failures: int = 0
+    """Records reported as failed in an answer with status 200."""
+
+    async def run(self, answer: Callable[[], Awaitable[R]]) -> R:
+        """Return the answer of the canaries, or if they fail of the current versions.
+
+        Raises the errors of the current versions.
+        """
+        TRIAL.set(self)
+        try:
+            response = await answer()
+            problem, num_failures = "it could not compute a record", float(self.num_failures)
+            if not (self.discards and num_failures):
+                return response
+        except Exception as error:
+            if not self.discards:
+                raise
+            problem, num_failures = first_line(error), math.inf
+        self.is_over, self.num_failures = True, 0
+        response = await answer()
+        if self.num_failures < num_failures:
+            for discard in self.discards:
+                discard(problem)
+        return response
+
+
+TRIAL: ContextVar[CanaryTrial | None] = ContextVar("TRIAL", default=None)
+"""The trial of the current request."""
 
 
 class ModelSource:
@@ -202,15 +247,10 @@ class ModelSlot:
         self.last_used = time.monotonic()
         await self.load_for_request()
         version = self._select_version()
-        try:
-            with version.keep_open():
-                yield version
-        except RequestError as error:
-            if version is self.canary and error.status in {424, 500, 504}:
-                self._discard_canary(error.message)
-            raise
-        if version is self.canary and version.num_failed_records:
-            self._discard_canary("it could not compute a record")
+        with version.keep_open():
+            yield version
+        if version.has_failed:
+            self._discard_canary(version, "an answer broke off")
 
     async def check_for_new_version(self) -> None:
         """Replace the current version if the folder's files, or the stage, have changed.
@@ -267,22 +307,26 @@ class ModelSlot:
                 self._stop_later(previous)
         logger.info("%s: replaced by version %s", self.name, version.content_sha256[:12])
 
-    def _discard_canary(self, problem: str) -> None:
-        if self.canary is not None:
+    def _discard_canary(self, version: LoadedVersion, problem: str) -> None:
+        if self.canary is version:
             logger.error("%s keeps its version: the new one failed: %s", self.name, problem)
-            self._stop_later(self.canary)
+            self._stop_later(version)
             self.canary = None
 
     def _select_version(self) -> LoadedVersion:
         """Return the version for the next request: every 1 / share-th goes to the canary."""
         if self.current is None:
             raise UnavailableError(f"model '{self.name}' was unloaded", retry_after=1)
-        if self.canary is None:
+        trial = TRIAL.get()
+        if self.canary is None or trial is None or trial.is_over:
             return self.current
         share = self._settings.models.canary_share
         self._num_requests += 1
         is_canary = int(self._num_requests * share) > int((self._num_requests - 1) * share)
-        return self.canary if is_canary else self.current
+        if not is_canary:
+            return self.current
+        trial.discards.append(partial(self._discard_canary, self.canary))
+        return self.canary
 
     async def _start_version(self, folder: Path) -> LoadedVersion:
         """Start a folder, with links resolved: this version's workers never load another one."""

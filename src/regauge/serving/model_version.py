@@ -303,9 +303,7 @@ class ModelVersion(LoadedVersion):
 
     async def _compute_records(self, records: Records, options: RequestOptions) -> ComputedRequest:
         lengths = self._lengths[np.searchsorted(self._lengths, records.lengths)].tolist()
-        request = await self.dispatcher.compute(records, lengths, options)
-        self.num_failed_records += len(request.failures)
-        return request
+        return await self.dispatcher.compute(records, lengths, options)
 
     async def _encode(self, inputs: Inputs) -> EncodedRecords:
         """Tokenize records; raises InvalidRequestError for a wrong one."""

@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 
 from regauge.serving.http_protocol import Call, RouteSpec, build_json_response, read_timeout
 from regauge.serving.request_errors import (
+    DeadlineError,
     InferenceError,
     InvalidRequestError,
     RequestError,
@@ -244,7 +245,7 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
             num_prompt_tokens = sum(map(len, prompts))
             if options.stream:
                 shown_tokens = num_prompt_tokens if options.includes_usage else None
-                events = _stream_events(answers, output, shown_tokens)
+                events = _stream_events(version, answers, output, shown_tokens)
                 return AnswerStreamResponse(events, stack.pop_all())
             texts = await _collect_texts(answers)
             usage = _count_usage(answers, num_prompt_tokens)
@@ -274,7 +275,10 @@ def _start_answers(
 
 
 async def _stream_events(
-    answers: Sequence[Answer], output: CompletionFormat, num_prompt_tokens: int | None
+    version: TextVersion,
+    answers: Sequence[Answer],
+    output: CompletionFormat,
+    num_prompt_tokens: int | None,
 ) -> AsyncIterator[bytes]:
     """Yield the answers' events; with `num_prompt_tokens`, usage follows at the end."""
     empty: dict[str, Any] = {} if num_prompt_tokens is None else {"usage": None}
@@ -288,6 +292,7 @@ async def _stream_events(
             else:
                 yield output.format_chunk([output.format_part(*item)], **empty)
     except RequestError as error:
+        version.has_failed |= not isinstance(error, DeadlineError)
         yield format_event(format_openai_error(error))
         return
     if num_prompt_tokens is not None:

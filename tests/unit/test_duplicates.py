@@ -91,9 +91,9 @@ def test_very_short_texts_are_distinguished() -> None:
 def test_links_merge_whole_chains() -> None:
     count = 1000
     order = np.random.default_rng(0).permutation(count)
-    labels = duplicates._link(np.arange(count), order[:-1], order[1:])
+    labels = duplicates.link(np.arange(count), order[:-1], order[1:])
     assert not labels.any()
-    labels = duplicates._link(np.arange(6), np.array([5, 1]), np.array([3, 2]))
+    labels = duplicates.link(np.arange(6), np.array([5, 1]), np.array([3, 2]))
     assert labels.tolist() == [0, 1, 1, 3, 4, 3]
 
 

@@ -27,7 +27,7 @@ from unit.preparing import (
 )
 
 PACKED: dict[str, Any] = {"layout": "packed", "length": 64}
-PAIRS: dict[str, Any] = FIELDS["rows"]
+PAIRS: dict[str, Any] = {"layout": "fields", "fields": {"text": 32}, "integers": ["number"]}
 
 
 def build_layout_tables(folder: Path, out: str = "out", **changes: Any) -> config.Tables:
@@ -190,7 +190,7 @@ def test_the_command_reports_every_layout(folder: Path) -> None:
     run_file = folder / "run.json"
     run_file.write_text(json.dumps(build_layout_tables(folder)))
     plan = verb.main(run_file, dry_run=True)
-    assert plan["rows"]["pairs"]["max_lengths"] == {"title": 8, "text": 32, "number": 1}
+    assert plan["rows"]["pairs"]["max_lengths"] == {"text": 32, "number": 1}
     answer = verb.main(run_file, "rows.text.length=32")
     assert answer["text"]["layout"] == "packed"
     assert answer["pairs"]["dataset"] == str(folder / "out" / "pairs")

@@ -185,14 +185,16 @@ def test_the_tokenizer_is_trained_without_heldout_records(tmp_path: Path) -> Non
     assert {number for number, ids in enumerate(encoded) if len(ids) > 1} == heldout
 
 
-def test_the_layout_does_not_change_the_split(folder: Path) -> None:
-    first = prepare_dataset(folder, "first", **FIELDS)
-    other = {"rows": {"layout": "fields", "fields": {"text": 16}, "integers": ["number"]}}
-    second = prepare_dataset(folder, "second", **other)
+def test_layouts_with_the_same_texts_have_the_same_split(folder: Path) -> None:
+    rows = {"layout": "fields", "integers": ["number"]}
+    first = prepare_dataset(folder, "first", rows={**rows, "fields": {"text": 32}})
+    second = prepare_dataset(folder, "second", rows={**rows, "fields": {"text": 16}})
     packed = prepare_dataset(folder, "packed")
     assert read_heldout_numbers(first) == read_heldout_numbers(second)
     assert first.manifest.tokenizer == second.manifest.tokenizer == packed.manifest.tokenizer
-    seeded = prepare_dataset(folder, "seeded", **FIELDS, split={"seed": 1})
+    seeded = prepare_dataset(
+        folder, "seeded", rows={**rows, "fields": {"text": 32}}, split={"seed": 1}
+    )
     assert read_heldout_numbers(seeded) != read_heldout_numbers(first)
     encoder = tokenizer.LoadedTokenizer(packed.folder / "tokenizer")
     heldout = read_heldout_numbers(first)
@@ -222,7 +224,8 @@ def test_invalid_records_are_counted_and_rejected(
     write_invalid_records: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="regauge"):
-        data = prepare_dataset(write_invalid_records, **FIELDS, source={"duplicates": "drop"})
+        changes = {"source": {"duplicates": "drop"}, "split": {"seed": 1}}
+        data = prepare_dataset(write_invalid_records, **FIELDS, **changes)
     assert data.manifest.skipped == {
         "empty 'text'": 1,
         "exact duplicate": 1,
@@ -387,7 +390,11 @@ def test_an_unreadable_source_is_reported(folder: Path) -> None:
     (folder / "a.jsonl").mkdir()
     with pytest.raises(DataError, match=r"a.jsonl cannot be read.*run again"):
         read_records.read_piece(
-            job.sources, RecordFilter({}), folder, read_records.NumberedPiece(0, inputs.pieces[0])
+            job.sources,
+            RecordFilter({}),
+            read_records.RowFields(tuple(job.build_layouts().values())),
+            folder,
+            read_records.NumberedPiece(0, inputs.pieces[0]),
         )
 
 
@@ -397,7 +404,8 @@ def test_errors_of_worker_processes_are_raised(folder: Path) -> None:
     items = [
         read_records.NumberedPiece(number, piece) for number, piece in enumerate(missing_pieces)
     ]
-    read = partial(read_records.read_piece, job.sources, RecordFilter({}), folder)
+    row_fields = read_records.RowFields(tuple(job.build_layouts().values()))
+    read = partial(read_records.read_piece, job.sources, RecordFilter({}), row_fields, folder)
     with (
         pytest.raises(DataError, match=r"(one|two) cannot be read.*No such file"),
         process_pool.ProcessPool(2) as pool,

@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regauge import config
+from regauge.commands import prepare as verb
+from regauge.data.prepare import split as split_module
 from regauge.system.errors import DataError
-from unit.preparing import prepare_dataset
+from unit.preparing import WORDS as MANY_WORDS
+from unit.preparing import build_tables, prepare_dataset
 
 WORDS = ("river", "stone", "cloud", "lamp", "field", "chair", "paper", "train", "salt", "glass")
 
@@ -31,9 +35,13 @@ def prepare(folder: Path, **split: Any) -> Any:
     return prepare_dataset(folder, rows=rows, split=split)
 
 
-def read_numbers(data: Any, split: str) -> set[int]:
+def read_list(data: Any, split: str) -> list[int]:
     rows = data.rows(split)
-    return {int(row["number"]) for row in rows.take(range(len(rows)))}
+    return [int(row["number"]) for row in rows.take(range(len(rows)))]
+
+
+def read_numbers(data: Any, split: str) -> set[int]:
+    return set(read_list(data, split))
 
 
 @pytest.mark.parametrize("kind", ["hash", "text", "float", "nested"])
@@ -127,3 +135,156 @@ def test_schemas_that_conversations_share_make_no_near_duplicates(tmp_path: Path
     write_records(tmp_path, [{**record, "tools": schema} for record in build_records(100)])
     data = prepare(tmp_path, heldout_fraction=0.3)
     assert 0 < data.manifest.splits["heldout"].rows < 60
+
+
+def build_texts(count: int, seed: int = 7) -> list[str]:
+    """Return texts of which no two are similar."""
+    draw = np.random.default_rng(seed)
+    return [" ".join(draw.choice(MANY_WORDS, 12)) for _ in range(count)]
+
+
+def change_unread(text: str) -> str:
+    """Return an equal text with another case and other white space."""
+    return f" {text.upper().replace(' ', '  ', 3)}\n"
+
+
+def build_record(layout: str, text: str) -> dict[str, Any]:
+    """Return a record for a layout; a message has an id, which no row has."""
+    words, answer = text.split(), {"role": "assistant", "content": "Yes."}
+    fields: dict[str, dict[str, Any]] = {
+        "packed": {"text": text},
+        "fields": {"text": text, "number": 1},
+        "tagged": {"tokens": words, "tags": ["O"] * len(words)},
+        "chat": {"messages": [{"id": hash(text), "role": "user", "content": text}, answer]},
+        "preferences": {"prompt": text, "chosen": "Yes.", "rejected": "No."},
+    }
+    return fields[layout]
+
+
+LAYOUT_ROWS: dict[str, dict[str, Any]] = {
+    "fields": {"fields": {"text": 32}, "integers": ["number"]},
+    "tagged": {"fields": {"tokens": 32}},
+    "chat": {"chat_template": "alpaca"},
+    "preferences": {"chat_template": "alpaca"},
+}
+
+
+@pytest.fixture
+def decisions(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return the splits of all records, in the order of the source, for each `prepare`."""
+    decide, decided = split_module.decide_splits, []
+
+    def record_decisions(*arguments: Any) -> Any:
+        answer = decide(*arguments)
+        decided.append(answer[0].tolist())
+        return answer
+
+    monkeypatch.setattr(split_module, "decide_splits", record_decisions)
+    return decided
+
+
+@pytest.mark.parametrize("similarity", [0.7, 1])
+@pytest.mark.parametrize("layout", ["packed", "fields", "tagged", "chat", "preferences"])
+def test_equal_texts_are_in_one_split_whatever_else_a_record_has(
+    tmp_path: Path,
+    layout: str,
+    similarity: float,
+    decisions: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    records = []
+    for number, text in enumerate(build_texts(80)):
+        copy = build_record(layout, change_unread(text))
+        extra = {"id": f"id-{number}", "url": f"https://a.example/{MANY_WORDS[number]}"}
+        records += [{**build_record(layout, text), **extra}]
+        records += [dict(reversed({**extra, "id": f"copy-{number}", **copy}.items()))]
+    write_records(tmp_path, records)
+    rows = {"layout": layout, **LAYOUT_ROWS.get(layout, {})}
+    with caplog.at_level("INFO", logger="regauge"):
+        prepare_dataset(
+            tmp_path, rows=rows, split={"heldout_fraction": 0.3, "similarity": similarity}
+        )
+    (decided,) = decisions
+    assert decided[::2] == decided[1::2]
+    assert 10 < sum(decided[::2]) < 40
+    assert "160 records" in caplog.text
+    assert "80 with the texts of an earlier record" in caplog.text
+
+
+def test_a_duplicate_by_one_of_several_layouts_is_in_the_same_split(
+    tmp_path: Path, decisions: list[list[int]]
+) -> None:
+    titles, texts, spare = build_texts(60, 1), build_texts(60, 2), build_texts(120, 3)
+    records = [
+        {"title": title, "text": text, "id": number}
+        for number, (title, text) in enumerate(
+            [*zip(titles, spare[:60], strict=True), *zip(titles, texts, strict=True)]
+        )
+    ]
+    records += [
+        {"title": title, "text": text} for title, text in zip(spare[60:], texts, strict=True)
+    ]
+    write_records(tmp_path, records)
+    rows = {name: {"layout": "fields", "fields": {name: 32}} for name in ("title", "text")}
+    tables = build_tables(tmp_path, split={"heldout_fraction": 0.3})
+    verb.run(config.build(verb.PrepareSettings, {**tables, "rows": rows}))
+    (decided,) = decisions
+    assert decided[:60] == decided[60:120] == decided[120:]
+    assert 5 < sum(decided[:60]) < 30
+
+
+@pytest.mark.parametrize("similarity", [0.7, 1])
+def test_copies_of_validation_texts_are_left_out_whatever_else_they_have(
+    tmp_path: Path, similarity: float
+) -> None:
+    texts = build_texts(50)
+    write_records(tmp_path, [{"text": t, "number": 1, "id": str(n)} for n, t in enumerate(texts)])
+    (tmp_path / "v").mkdir()
+    copies = [{"id": f"v{n}", "number": 0, "text": change_unread(t)} for n, t in enumerate(texts)]
+    write_records(tmp_path / "v", copies[:20])
+    rows = {"layout": "fields", "fields": {"text": 32}, "integers": ["number"]}
+    validation = {"source": {"kind": "jsonl", "files": [str(tmp_path / "v" / "a.jsonl")]}}
+    split = {"heldout_fraction": 0.0, "similarity": similarity}
+    data = prepare_dataset(tmp_path, rows=rows, split=split, validation=validation)
+    assert data.manifest.skipped == {"near duplicate of a validation record": 20}
+    assert {name: split.rows for name, split in data.manifest.splits.items()} == {
+        "train": 30,
+        "heldout": 20,
+    }
+
+
+def test_an_exact_duplicate_equals_an_earlier_record_in_all_that_rows_read(tmp_path: Path) -> None:
+    texts = build_texts(40)
+    records = [{"text": text, "number": n % 2, "id": n} for n, text in enumerate(texts * 2)]
+    records += [{"text": text, "number": 1, "id": text} for text in texts[::2]]
+    write_records(tmp_path, records)
+    rows = {"layout": "fields", "fields": {"text": 32}, "integers": ["number"]}
+    data = prepare_dataset(tmp_path, rows=rows, source={"duplicates": "drop"})
+    assert data.manifest.skipped == {"exact duplicate": 40}
+    packed = prepare_dataset(tmp_path, "packed", source={"duplicates": "drop"})
+    assert packed.manifest.skipped == {"exact duplicate": 60}
+
+
+def test_equal_texts_of_several_groups_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = build_texts(40)
+    records = [{"text": text, "number": n % 40, "user": n} for n, text in enumerate(texts * 2)]
+    write_records(tmp_path, records)
+    data = prepare(tmp_path, group_by="user", heldout_fraction=0.3)
+    train, heldout = (read_list(data, name) for name in ("train", "heldout"))
+    shared = sum(number in train for number in heldout)
+    assert shared > 3
+    warning = "held-out record with the texts of a training record"
+    assert data.manifest.warnings == {warning: shared}
+    assert f"{shared} of {len(heldout)} held-out records have the texts of" in caplog.text
+
+
+def test_the_tokenizer_is_trained_on_the_texts_that_rows_read(tmp_path: Path) -> None:
+    records = build_records(50)
+    write_records(tmp_path, records)
+    alone = prepare(tmp_path)
+    write_records(tmp_path, [{**record, "id": f"uuid{record['number']:036}"} for record in records])
+    rows = {"layout": "fields", "fields": {"text": 32}, "integers": ("number",)}
+    beside = prepare_dataset(tmp_path, "beside", rows=rows)
+    assert beside.manifest.tokenizer == alone.manifest.tokenizer

@@ -1,8 +1,9 @@
 """Near-duplicate detection: clusters similar records, so that no cluster is in two splits.
 
-Compares records by the MinHash signatures of their word shingles. Locality-sensitive bands propose
-pairs, and the signatures verify them. Linked pairs form clusters (Broder 1997; Leskovec, Rajaraman
-and Ullman, chapter 3).
+Compares the texts that rows read. Equal texts have equal hashes, whatever other fields a record
+has, and similar ones have similar MinHash signatures of their word shingles. Locality-sensitive
+bands propose pairs, and the signatures verify them. Linked pairs form clusters (Broder 1997;
+Leskovec, Rajaraman and Ullman, chapter 3).
 
 All arithmetic is on 64-bit integers, so results are the same on every machine. Signatures stay in
 memory-mapped files; about 200 bytes per record are in memory.
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 import zlib
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regauge.data.conversations import TOOL_FIELDS
+from regauge.data.conversations import ANSWER_KEYS, TOOL_FIELDS
 from regauge.data.lexical import WORD, split_words
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def join_texts(fields: Mapping[str, Value]) -> str:
     """
     texts = [value for value in fields.values() if isinstance(value, str)]
     if any(isinstance(value, list | dict) for value in fields.values()):
-        texts = list(_list_texts(list(fields.values())))
+        texts = [text for value in fields.values() for text in _list_texts(value)]
     if len(texts) == 1:
         return texts[0]
     texts.sort(key=len)
@@ -64,21 +66,39 @@ def join_texts(fields: Mapping[str, Value]) -> str:
     return joined
 
 
-def join_compared_texts(fields: Mapping[str, Value], joined: str) -> str:
-    """Join the texts by which records are compared.
+def join_compared_texts(fields: Mapping[str, Value]) -> str:
+    """Join the texts by which records are compared, whatever their order, case and white space.
 
-    `joined` is all of the record's texts. Tool schemas are left out: many conversations share them,
-    and differ in all else.
+    Leaves out tool schemas, which many conversations share, and message keys such as ids.
     """
-    schemas = {name for name in TOOL_FIELDS if isinstance(fields.get(name), list)}
-    if not schemas:
-        return joined
-    return join_texts({name: value for name, value in fields.items() if name not in schemas})
+    values = [
+        _drop_metadata(value)
+        for name, value in fields.items()
+        if name not in TOOL_FIELDS or isinstance(value, str)
+    ]
+    texts = [_normalize(text) for value in values for text in _list_texts(value)]
+    return "\n".join(sorted(filter(None, texts), key=lambda text: (len(text), text)))
+
+
+def _normalize(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _drop_metadata(value: Value) -> Value:
+    """Return a value whose messages have only the keys that a model generates."""
+    if isinstance(value, list):
+        return [_drop_metadata(item) for item in value]
+    if isinstance(value, dict) and "role" in value:
+        return {key: value[key] for key in ANSWER_KEYS if key in value}
+    return value
 
 
 def _list_texts(value: Value) -> Iterator[str]:
+    """Yield all texts in a value; a list of words is one text."""
     if isinstance(value, str):
         yield value
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        yield " ".join(value)
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _list_texts(item)
@@ -150,7 +170,7 @@ def find_clusters(signatures: SignatureTable, similarity: float) -> np.ndarray: 
         linked_pairs = _verify_pairs(
             signatures, first[is_unlinked], second[is_unlinked], similarity
         )
-        labels = _link(labels, *linked_pairs)
+        labels = link(labels, *linked_pairs)
     return labels
 
 
@@ -263,7 +283,7 @@ def _verify_pairs(
     return first[is_similar], second[is_similar]
 
 
-def _link(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def link(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return labels with linked records in one cluster: hook to the lower, shorten paths."""
     while (labels[first] != labels[second]).any():
         lower = np.minimum(labels[first], labels[second])

@@ -268,8 +268,8 @@ class SplitSettings(Settings):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Hash seed; another seed holds out other clusters."""
     similarity: float = Field(default=0.7, gt=0.0, le=1.0)
-    """Estimated Jaccard similarity of word shingles from which two records are near-duplicates; at
-    1 only equal records are, and reading is faster."""
+    """Estimated Jaccard similarity of word shingles from which the texts of two records are
+    near-duplicates; at 1 only equal texts are, and reading is faster."""
     group_by: str | None = None
     """Group field: records with the same value stay in the same split."""
     near_duplicates: Literal["keep", "drop"] = "keep"

@@ -99,6 +99,16 @@ class Layout(ABC):
         """Return value field -> kind."""
         return {}
 
+    def select_text_fields(self, record: dict[str, Value]) -> dict[str, Value]:
+        """Return the fields with a row's texts; records with equal ones are duplicates."""
+        return {name: record[name] for name in self.text_fields() if name in record}
+
+    def select_fields(self, record: dict[str, Value]) -> dict[str, Value]:
+        """Return all fields that a row is made from."""
+        names = {*self.value_kinds(), self.settings.group_by}
+        values = {name: value for name, value in record.items() if name in names}
+        return {**self.select_text_fields(record), **values}
+
     def label_fields(self) -> tuple[str, ...]:
         return tuple(name for name, kind in self.value_kinds().items() if kind == "label")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from regauge.data import chat_templates
 from regauge.data.conversations import (
+    KWARGS_FIELD,
+    LIST_FIELDS,
     Conversation,
     ConversationError,
     check_strings,
@@ -24,6 +26,7 @@ from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from regauge.data.settings import RowLayout, TokenizerSettings
+    from regauge.data.values import Value
 
 REMEDY_VALUES = '"alpaca", "chatml" or a Jinja file'
 """Values of `rows.chat_template`, for remedies."""
@@ -60,6 +63,15 @@ class TemplateLayout(Layout, ABC):
     def text_fields(self) -> tuple[str, ...]:
         """Return nothing: a record's fields depend on its format."""
         return ()
+
+    def select_text_fields(self, record: dict[str, Value]) -> dict[str, Value]:
+        """Return the fields of a conversation, with the template's variables."""
+        names = (*self.list_conversation_fields(record), *LIST_FIELDS, KWARGS_FIELD)
+        return {name: record[name] for name in names if name in record}
+
+    @abstractmethod
+    def list_conversation_fields(self, record: dict[str, Value]) -> tuple[str, ...]:
+        """Return the fields with a record's messages."""
 
     def check_inputs(self, tokenizer: TokenizerSettings) -> None:
         folder = Path(tokenizer.path) if tokenizer.path else None

@@ -38,6 +38,9 @@ class ChatLayout(TemplateLayout, FilledLayout):
                 "rename a field, or use another source",
             )
 
+    def list_conversation_fields(self, record: dict[str, Value]) -> tuple[str, ...]:
+        return ("messages",) if "messages" in record else ("instruction", "input", "output")
+
     def encoded_columns(self) -> list[pa.Field]:
         return [*super().encoded_columns(), pa.field(LOSS_MASK, MARKS_TYPE)]
 

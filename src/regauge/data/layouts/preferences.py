@@ -52,6 +52,10 @@ class PreferencesLayout(TemplateLayout):
                 remedy = did_you_mean(name, field_names) if field_names else "use another source"
                 raise SettingsError(f"the source has no field '{name}' with a value", remedy)
 
+    def list_conversation_fields(self, record: dict[str, Value]) -> tuple[str, ...]:
+        del record
+        return (PROMPT, *ANSWERS)
+
     def token_limits(self) -> dict[str, int]:
         return dict.fromkeys(ANSWERS, self.settings.length)
 

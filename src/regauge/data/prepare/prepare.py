@@ -214,19 +214,18 @@ def _run_phases(
         for index, piece in enumerate(inputs.pieces)
     ]
     records_folder, rules = build_dir.scratch / "read", job.split_rules
+    row_fields = read_records.RowFields(
+        tuple(build.layout for build in builds), rules.needs_signatures
+    )
+    record_filter = read_records.RecordFilter(job.filter, job.split.group_by)
     read_piece = partial(
-        read_records.read_piece,
-        job.sources,
-        read_records.RecordFilter(job.filter, job.split.group_by),
-        records_folder,
-        with_signatures=rules.needs_signatures,
-        with_class_names=any(build.layout.label_fields() for build in builds),
+        read_records.read_piece, job.sources, record_filter, row_fields, records_folder
     )
     counts = read_records.process_pieces(pool, records_folder, items, read_piece, "read")
     _check_records(job, items, counts, builds)
     decisions, warnings = split.decide_splits(build_dir.scratch, items, counts, rules)
     settings = job.resolve_tokenizer()
-    folder = split.build_tokenizer(build_dir.scratch, counts, settings, decisions)
+    folder = split.build_tokenizer(build_dir.scratch, counts, settings, decisions, row_fields)
     loaded_tokenizer = tokenizer.LoadedTokenizer(folder)
     if loaded_tokenizer.omits_unknown_characters:
         warning = "the tokenizer %s has no unknown token: it leaves out unknown characters"

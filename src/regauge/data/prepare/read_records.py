@@ -10,10 +10,11 @@ A file is written under a temporary name and renamed, so a file with a piece's n
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import ChainMap, Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+import numpy as np
 import pyarrow as pa
 
 from regauge.data import duplicates
@@ -27,22 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from regauge.data.layouts import Layout
     from regauge.data.prepare.process_pool import ProcessPool
     from regauge.data.settings import TextLimits
     from regauge.data.sources import Piece, Source, SourceItem
+    from regauge.data.values import Value
 
-SCHEMA = pa.schema(
-    [
-        ("file", pa.string()),
-        ("location", pa.string()),
-        ("fields", pa.large_string()),
-        ("hash", pa.binary(duplicates.HASH_BYTES)),
-        ("signature", pa.binary(duplicates.SIGNATURE_BYTES)),
-    ]
-)
-"""Columns in a file of records."""
-SCHEMA_WITHOUT_SIGNATURE = pa.schema(list(SCHEMA)[:-1])
-"""The same columns if near-duplicates are not searched."""
+CONTENT, HASH, SIGNATURE = "content", "hash", "signature"
+"""Columns with the hash of everything that rows read, and with the hash and the signature of the
+texts that each layout reads."""
 RECORDS_PER_BATCH = 1024
 MAX_BATCH_CHARACTERS = 2**22
 """Maximum characters in a batch held in memory."""
@@ -82,30 +76,85 @@ class RecordFilter(NamedTuple):
                 yield item
 
 
+class RowFields(NamedTuple):
+    """The fields that rows are made from, which decide whether records are duplicates."""
+
+    layouts: tuple[Layout, ...]
+    with_signatures: bool = True
+    """Whether near-duplicates are searched."""
+
+    @property
+    def compared_layouts(self) -> tuple[Layout, ...]:
+        """Layouts that read different texts."""
+        return tuple({item.text_fields() or item.kind: item for item in self.layouts}.values())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns in a file of records."""
+        count = len(self.compared_layouts)
+        fields = [
+            ("file", pa.string()),
+            ("location", pa.string()),
+            ("fields", pa.large_string()),
+            (CONTENT, pa.binary(duplicates.HASH_BYTES)),
+            (HASH, pa.binary(count * duplicates.HASH_BYTES)),
+            (SIGNATURE, pa.binary(count * duplicates.SIGNATURE_BYTES)),
+        ]
+        return pa.schema(fields if self.with_signatures else fields[:-1])
+
+    def join_texts(self, record: dict[str, Value]) -> str:
+        """Join the texts that rows have from a record."""
+        selected = (layout.select_text_fields(record) for layout in self.layouts)
+        return duplicates.join_texts(dict(ChainMap(*selected)))
+
+    def build_batch(self, batch: list[Record], counts: Counts) -> pa.RecordBatch:
+        counts["records"] += len(batch)
+        counts["text_bytes"] += sum(len(self.join_texts(item.fields).encode()) for item in batch)
+        texts = [
+            [_join_compared(item, layout) for item in batch] for layout in self.compared_layouts
+        ]
+        hashes = [list(map(duplicates.hash_content, column)) for column in texts]
+        columns = [
+            [record.file for record in batch],
+            [record.location for record in batch],
+            [json.dumps(record.fields, ensure_ascii=False) for record in batch],
+            [duplicates.hash_content(self._encode_read(record)) for record in batch],
+            list(map(b"".join, zip(*hashes, strict=True))),
+        ]
+        schema = self.schema
+        arrays = [pa.array(column, schema.field(i).type) for i, column in enumerate(columns)]
+        if self.with_signatures:
+            signatures = np.hstack([duplicates.compute_signatures(column) for column in texts])
+            buffers = [None, pa.py_buffer(signatures.astype("<u4").tobytes())]
+            arrays.append(pa.Array.from_buffers(schema.field(SIGNATURE).type, len(batch), buffers))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _encode_read(self, record: Record) -> str:
+        selected = (layout.select_fields(record.fields) for layout in self.layouts)
+        return duplicates.encode_fields(dict(ChainMap(*selected)) or record.fields)
+
+
 def read_piece(
     sources: tuple[Source, ...],
     record_filter: RecordFilter,
+    row_fields: RowFields,
     folder: Path,
     numbered_piece: NumberedPiece,
-    *,
-    with_signatures: bool = True,
-    with_class_names: bool = False,
 ) -> tuple[int, Counts]:
     """Read a piece of training or validation records into a file; return its index and counts.
 
-    `sources` has the training source, and the validation source if there is one. With
-    `with_class_names`, the counts have the class names declared by the source.
+    `sources` has the training source, and the validation source if there is one. If a layout has
+    labels, the counts have the class names declared by the source.
     """
     source = sources[numbered_piece.is_validation]
-    schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
     batch: list[Record] = []
     counts: Counts = {"records": 0, "text_bytes": 0}
     counts |= {kind: Counter() for kind in ("rejected", "skipped", "field_names")}
-    if with_class_names:
+    if any(layout.label_fields() for layout in row_fields.layouts):
         counts["class_names"] = source.class_names(numbered_piece.piece)
     num_characters = 0
     items = _read_checked(source, numbered_piece.piece)
-    with open_piece(folder, numbered_piece.piece_index, schema) as output:
+    with open_piece(folder, numbered_piece.piece_index, row_fields.schema) as output:
         for item in record_filter.apply(_count_fields(items, counts["field_names"])):
             if isinstance(item, Rejected):
                 output.write_rejected(item)
@@ -119,10 +168,10 @@ def read_piece(
                 len(value) for value in item.fields.values() if isinstance(value, str)
             )
             if len(batch) == RECORDS_PER_BATCH or num_characters > MAX_BATCH_CHARACTERS:
-                output.records.write(_build_batch(batch, counts, schema))
+                output.records.write(row_fields.build_batch(batch, counts))
                 batch, num_characters = [], 0
         if batch:
-            output.records.write(_build_batch(batch, counts, schema))
+            output.records.write(row_fields.build_batch(batch, counts))
     return numbered_piece.piece_index, commit_counts(folder, numbered_piece.piece_index, counts)
 
 
@@ -240,32 +289,7 @@ def _count_fields(items: Iterator[SourceItem], counts: Counter[str]) -> Iterator
         yield item
 
 
-def _restore_key_order(record: Record, content: str) -> str:
-    """Return a record's content to store, with the keys of nested objects in their order.
-
-    The content hash does not depend on the order, but a chat template's text does.
-    """
-    is_nested = any(isinstance(value, list | dict) for value in record.fields.values())
-    return json.dumps(record.fields, ensure_ascii=False) if is_nested else content
-
-
-def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
-    texts = [duplicates.join_texts(record.fields) for record in batch]
-    counts["records"] += len(batch)
-    counts["text_bytes"] += sum(len(text.encode()) for text in texts)
-    contents = [duplicates.encode_fields(record.fields) for record in batch]
-    pairs = zip(batch, contents, strict=True)
-    columns = [
-        [record.file for record in batch],
-        [record.location for record in batch],
-        [_restore_key_order(record, content) for record, content in pairs],
-        list(map(duplicates.hash_content, contents)),
-    ]
-    arrays = [pa.array(column, schema.field(i).type) for i, column in enumerate(columns)]
-    if schema == SCHEMA:
-        pairs = zip(batch, texts, strict=True)
-        compared = [duplicates.join_compared_texts(record.fields, text) for record, text in pairs]
-        signatures = duplicates.compute_signatures(compared).astype("<u4")
-        buffers = [None, pa.py_buffer(signatures.tobytes())]
-        arrays.append(pa.Array.from_buffers(schema.field("signature").type, len(batch), buffers))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+def _join_compared(record: Record, layout: Layout) -> str:
+    """Return the texts by which a layout compares a record; without texts, the whole record."""
+    texts = duplicates.join_compared_texts(layout.select_text_fields(record.fields))
+    return texts or duplicates.encode_fields(record.fields)

@@ -1,7 +1,7 @@
 """`prepare` phase 2: decides each record's split, and builds the tokenizer.
 
-Near-duplicate clusters are made of whole records, independent of the row layout. Two datasets from
-one source therefore hold out the same records and train the same tokenizer.
+Near-duplicate clusters are made of the texts that the rows read, by any of the layouts. Other
+fields, such as an id, decide nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -37,7 +37,9 @@ from regauge.system.units import MIB
 from regauge.system.wording import format_clause, format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
 
     from regauge.data.settings import SplitSettings, TokenizerSettings
 
@@ -46,7 +48,8 @@ MAX_DEVIATION = 0.25
 """Relative deviation from the requested held-out share that needs no warning."""
 LEAK_WARNING = DROPPED[LEAKED]
 TEXTS_PER_BATCH = 512
-NO_HASHES = np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)
+SHARED_TEXTS = "held-out record with the texts of a training record"
+"""Warning about a split by groups."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ class SplitUnits:
     """Records in the largest unit."""
     num_leaked: int = 0
     """Training records that nearly duplicate validation records."""
+    num_repeated: int = 0
+    """Records with the texts of an earlier one."""
+    num_shared: int = 0
+    """Held-out records with the texts of a training record, in another group."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,18 @@ def decide_splits(
     for decision, name in DROPPED.items():
         if num_dropped := int((decisions == decision).sum()):
             parts.append(f"{num_dropped:,} dropped ({name})")
+    if units.num_repeated:
+        parts.append(f"{units.num_repeated:,} with the texts of an earlier record")
     logger.info(", ".join(parts))
-    is_kept = units.num_leaked and rules.validation == "keep"
-    return decisions, {LEAK_WARNING: units.num_leaked} if is_kept else {}
+    if units.num_shared:
+        num_heldout = format_count(int((decisions == HELDOUT).sum()), "held-out record")
+        logger.warning(
+            f"{units.num_shared:,} of {num_heldout} have the texts of a training record in another"
+            f" group of '{rules.settings.group_by}'"
+        )
+    num_kept = units.num_leaked if rules.validation == "keep" else 0
+    warnings = {LEAK_WARNING: num_kept, SHARED_TEXTS: units.num_shared}
+    return decisions, {warning: count for warning, count in warnings.items() if count}
 
 
 def build_tokenizer(
@@ -121,6 +137,7 @@ def build_tokenizer(
     counts: list[read_records.Counts],
     settings: TokenizerSettings,
     decisions: np.ndarray,
+    row_fields: read_records.RowFields,
 ) -> Path:
     """Copy the tokenizer, or train it on the training records; return the folder."""
     folder = scratch / "tokenizer"
@@ -134,7 +151,8 @@ def build_tokenizer(
         else:
             text_bytes = max(sum(piece_counts["text_bytes"] for piece_counts in counts), 1)
             fraction = min(1.0, settings.sample_mib * MIB / text_bytes)
-            texts = _sample_texts(scratch / "read", len(counts), decisions, fraction)
+            batches = read_records.read_all_batches(scratch / "read", len(counts))
+            texts = _sample_texts(batches, decisions, fraction, row_fields)
             tokenizer.train_tokenizer(texts, settings, unfinished)
     unfinished.replace(folder)
     return folder
@@ -156,14 +174,20 @@ def _compute_decisions(
 ) -> tuple[np.ndarray, SplitUnits]:
     """Return the decisions, [records] uint8, and the drawn units."""
     split = rules.settings
-    hashes = np.concatenate([NO_HASHES, *_read_column(folder, num_pieces, "hash", np.dtype("u1"))])
+    all_hashes = _read_column(folder, num_pieces, read_records.HASH, np.dtype("u1"))
+    equal = _link_layouts(all_hashes, duplicates.HASH_BYTES, _find_equal)
+    labels = equal
     if rules.needs_signatures:
-        signatures = duplicates.SignatureTable(
-            _read_column(folder, num_pieces, "signature", np.dtype("<u4"))
+        signatures = _read_column(folder, num_pieces, read_records.SIGNATURE, np.dtype("<u4"))
+        labels = _link_layouts(
+            signatures,
+            duplicates.HASHES,
+            lambda parts: duplicates.find_clusters(
+                duplicates.SignatureTable(parts), split.similarity
+            ),
         )
-        labels = duplicates.find_clusters(signatures, split.similarity)
-    else:
-        labels = duplicates.find_equal_records(hashes)
+    hashes = np.concatenate([part[:, : duplicates.HASH_BYTES] for part in all_hashes])
+    num_repeated, num_shared = int(_find_repeats(equal).sum()), 0
     decisions = np.full(len(hashes), TRAIN, dtype=np.uint8)
     if rules.validation is not None:
         is_heldout = np.arange(len(hashes)) >= num_training
@@ -173,6 +197,7 @@ def _compute_decisions(
         is_heldout, units = _hold_out_clusters(labels, hashes, split)
     else:
         is_heldout, units = _hold_out_groups(folder, num_pieces, split)
+        num_shared = int(np.isin(equal[is_heldout], equal[~is_heldout]).sum())
     decisions[is_heldout] = HELDOUT
     sources = (slice(0, num_training), slice(num_training, None))
     if split.near_duplicates == "drop":
@@ -180,11 +205,30 @@ def _compute_decisions(
             decisions[records][_find_repeats(labels[records])] = REPEAT
     if rules.validation == "drop":
         decisions[is_leaked] = LEAKED
-    equal = duplicates.find_equal_records(hashes) if any(rules.drop_duplicates) else labels
+    if any(rules.drop_duplicates):
+        equal = _find_equal(_read_column(folder, num_pieces, read_records.CONTENT, np.dtype("u1")))
     for records, has_drop in zip(sources, rules.drop_duplicates, strict=False):
         if has_drop:
             decisions[records][_find_repeats(equal[records])] = DUPLICATE
-    return decisions, units
+    return decisions, replace(units, num_repeated=num_repeated, num_shared=num_shared)
+
+
+def _link_layouts(
+    columns: list[np.ndarray],  # [records of a batch, layouts x width]
+    width: int,
+    find_labels: Callable[[list[np.ndarray]], np.ndarray],
+) -> np.ndarray:  # [records] int64
+    """Return the lowest record number in each cluster, which is linked by any of the layouts."""
+    num_layouts = columns[0].shape[1] // width
+    by_layout = zip(*(np.split(part, num_layouts, axis=1) for part in columns), strict=True)
+    labels, *others = [find_labels(list(parts)) for parts in by_layout]
+    for other in others:
+        labels = duplicates.link(labels, np.arange(len(other)), other)
+    return labels
+
+
+def _find_equal(hashes: list[np.ndarray]) -> np.ndarray:
+    return duplicates.find_equal_records(np.concatenate(hashes))
 
 
 def _find_repeats(labels: np.ndarray) -> np.ndarray:  # [records] bool
@@ -280,18 +324,21 @@ def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules)
 
 
 def _sample_texts(
-    folder: Path, num_pieces: int, decisions: np.ndarray, fraction: float
+    batches: Iterator[pa.RecordBatch],
+    decisions: np.ndarray,
+    fraction: float,
+    row_fields: read_records.RowFields,
 ) -> Iterator[list[str]]:
     """Yield batches of training texts from a keyed record sample."""
     start, texts = 0, []
-    for batch in read_records.read_all_batches(folder, num_pieces):
+    for batch in batches:
         batch_decisions = decisions[start : start + batch.num_rows]
         start += batch.num_rows
         for row in np.flatnonzero(batch_decisions == TRAIN).tolist():
-            content_hash = batch.column("hash")[row].as_py()
+            content_hash = batch.column(read_records.HASH)[row].as_py()
             if duplicates.draw_uniform(content_hash, 0, "tokenizer") < fraction:
                 fields = json.loads(batch.column("fields")[row].as_py())
-                texts.append(duplicates.join_texts(fields))
+                texts.append(row_fields.join_texts(fields))
         if len(texts) >= TEXTS_PER_BATCH:
             yield texts
             texts = []

@@ -107,7 +107,7 @@ class Source(Choice):
     """An input, as a deterministic list of pieces."""
 
     duplicates: Literal["keep", "drop"] = "keep"
-    """Whether to keep or to drop a record that equals an earlier one in every field."""
+    """Whether to keep or to drop a record if all that rows read from it equals an earlier one."""
 
     @abstractmethod
     def list_pieces(self) -> tuple[Piece, ...]:

@@ -27,8 +27,8 @@ class PythonDocs(DocumentationSource):
     """Fields: `text` (a docstring), and its `summary` and `body`, which may be empty."""
 
     qualified_names: bool = False
-    """Whether records have a `name` field, such as `json.dumps`. Copies of a docstring then differ,
-    and are not dropped as duplicates."""
+    """Whether records have a `name` field, such as `json.dumps`. If rows read it, copies of a
+    docstring differ, and are not dropped as duplicates."""
     duplicates: Literal["keep", "drop"] = "drop"
     """Whether to keep or to drop repeated records, such as vendored copies; "drop" by default."""
 

@@ -122,6 +122,43 @@ def test_a_share_far_from_the_requested_one_is_reported(
     assert warning in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("records", "split", "message"),
+    [
+        (
+            [{"text": f"The same text{' ' * index}", "number": index} for index in range(30)],
+            {},
+            "one cluster of near-duplicates with the same texts; correct rows or source",
+        ),
+        (
+            [{"text": " ".join(WORDS) + f" {index}", "number": index} for index in range(30)],
+            {},
+            "all records are one cluster of near-duplicates; set split.similarity = 1",
+        ),
+        (
+            [{**record, "user": 0} for record in build_records(30)],
+            {"group_by": "user"},
+            "all records are one group of 'user'; name another field in split.group_by",
+        ),
+        (
+            build_records(2) + build_records(1) * 30,
+            {},
+            'has 31 records; set split.near_duplicates = "drop" to keep one of several equal',
+        ),
+        (build_records(4), {}, "the split draws from only 4 units; set another split.seed"),
+    ],
+)
+def test_a_split_without_training_records_is_refused_with_the_cause(
+    tmp_path: Path, records: list[dict[str, Any]], split: dict[str, Any], message: str
+) -> None:
+    write_records(tmp_path, records)
+    with pytest.raises(
+        DataError, match=f"{len(records)} of {len(records)} records are held"
+    ) as error:
+        prepare(tmp_path, heldout_fraction=0.999, **split)
+    assert message in str(error.value)
+
+
 def test_the_requested_share_is_not_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -190,7 +190,7 @@ class DatasetBuild:
         counts: list[read_records.Counts],
     ) -> None:
         """Raise DataError without training rows, or if a validation source gives no rows."""
-        reasons = format_counts(counts, "skipped", "rejected") or "no record has text"
+        reasons = format_counts(counts, "skipped", "rejected")
         see = f"see the records in {self.folder / dataset.REJECTED}"
         folder = self.build_dir.final / self.name
         is_for_evaluation = shared.settings["split"]["heldout_fraction"] == 1

@@ -48,6 +48,9 @@ MAX_DEVIATION = 0.25
 """Relative deviation from the requested held-out share that needs no warning."""
 LEAK_WARNING = DROPPED[LEAKED]
 TEXTS_PER_BATCH = 512
+SEPARATE = "set split.similarity = 1 to separate near-duplicates"
+OTHER_SEED = "set another split.seed, or add records"
+"""Remedies for a held-out share far from the requested one."""
 SHARED_TEXTS = "held-out record with the texts of a training record"
 """Warning about a split by groups."""
 
@@ -111,8 +114,7 @@ def decide_splits(
             np.save(file, decided)
     decisions: np.ndarray = np.load(path)
     units = SplitUnits(**read_json(units_path, "delete that file"))
-    if warning := _check_fraction(decisions, units, rules):
-        logger.warning(warning)
+    _check_fraction(decisions, units, rules)
     _check_leaked(decisions, units, num_training)
     parts = [f"{format_count(len(decisions), 'record')}, {(decisions == HELDOUT).sum():,} held out"]
     for decision, name in DROPPED.items():
@@ -289,38 +291,48 @@ def _hold_out_groups(
     return np.array(is_heldout, dtype=bool), units
 
 
-def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules) -> str:
-    """Return a warning if the held-out share is far from the requested one, else ""."""
-    split = rules.settings
-    num_records, num_heldout = len(decisions), int((decisions == HELDOUT).sum())
-    num_split = num_heldout + int((decisions == TRAIN).sum())
-    requested = split.heldout_fraction
-    if rules.validation is not None or not num_split:
-        return ""
-    if abs(num_heldout / num_split - requested) <= MAX_DEVIATION * requested:
-        return ""
+def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules) -> None:
+    """Warn if the held-out share is far from the requested one.
+
+    Raises DataError if no training record is left.
+    """
+    split, num_records = rules.settings, len(decisions)
+    num_heldout, num_train = (int((decisions == kind).sum()) for kind in (HELDOUT, TRAIN))
+    requested, share = split.heldout_fraction, num_heldout / max(num_heldout + num_train, 1)
+    is_close = abs(share - requested) <= MAX_DEVIATION * requested
+    if rules.validation is not None or (is_close and (num_train or requested == 1)):
+        return
     records = format_clause(num_records, "record", "are")
-    share = f"{num_heldout:,} of {records} held out, and split.heldout_fraction is"
+    cause, remedy = _explain_share(units, rules, num_records)
+    problem = f"{num_heldout:,} of {records} held out, and split.heldout_fraction is"
+    if not num_train:
+        raise DataError(f"{problem} {requested:g}: {cause}", remedy)
+    logger.warning(f"{problem} {requested:g}: {cause}; {remedy}")
+
+
+def _explain_share(units: SplitUnits, rules: SplitRules, num_records: int) -> tuple[str, str]:
+    """Return why the held-out share is far from the requested one, and the remedy."""
+    split = rules.settings
+    if num_records == 1:
+        return "the source has one record", rules.division_remedy
+    if units.num_repeated + 1 == num_records:
+        cause = "all records are one cluster of near-duplicates with the same texts"
+        return cause, "correct rows or source"
     unit = (
         "cluster of near-duplicates" if split.group_by is None else f"group of '{split.group_by}'"
     )
-    if num_records == 1:
-        cause = "the source has one record"
-    elif units.count == 1:
+    cause = f"the split draws from only {units.count} units"
+    if units.count == 1:
         cause = f"all records are one {unit}"
-    elif units.largest > MAX_DEVIATION * requested * num_records > 1:
+    elif units.largest > MAX_DEVIATION * split.heldout_fraction * num_records > 1:
         cause = f"the largest {unit} has {format_count(units.largest, 'record')}"
-    else:
-        cause = f"the split draws from only {units.count} units"
-    if num_records == 1:
-        remedy = rules.division_remedy
-    elif units.largest > 1 and split.needs_signatures:
-        remedy = "set split.similarity = 1 to separate near-duplicates"
-    elif units.count == 1:
-        remedy = "name another field in split.group_by"
-    else:
-        remedy = "set another split.seed, or add records"
-    return f"{share} {requested:g}: {cause}; {remedy}"
+    if split.group_by is not None:
+        is_single = units.count == 1
+        return cause, "name another field in split.group_by" if is_single else OTHER_SEED
+    if split.near_duplicates == "keep" and units.num_repeated > units.largest / 2:
+        return cause, 'set split.near_duplicates = "drop" to keep one of several equal texts'
+    is_similar = units.largest > 1 and split.needs_signatures
+    return cause, SEPARATE if is_similar else OTHER_SEED
 
 
 def _sample_texts(

@@ -9,20 +9,27 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from distributed import datasets, jobs
 from distributed.runs import STRATEGIES, Runs, cases, settings
+from regauge.evaluation.report.page import build_report
 from regauge.models.settings import InitFrom
 from regauge.models.weights import read_weights
+from regauge.registry.lineage import find_figures
+from regauge.registry.model_files import ModelFiles
+from regauge.run_folders.run_folder import read_run_folder
+from regauge.run_folders.run_list import summarize_run
 from regauge.system.errors import SettingsError
 from regauge.system.hub import read_step
 from regauge.training import dry_run, trainer, warm_start
 from regauge.training.checkpoint.export_weights import export_checkpoint
 from regauge.training.context import RunContext
+from regauge.training.model_card import render_card
 from regauge.training.state import TrainState
 
 STOPPING: dict[str, Any] = {
@@ -82,6 +89,51 @@ def test_adapters_of_the_best_step_are_the_final_model(runs: Runs, tmp_path: Pat
     folder = runs.train_once(1, "mlm", model=model, **STOPPING)
     check_stopped(folder)
     check_is_best(folder, tmp_path)
+
+
+def test_every_figure_of_the_run_is_of_the_final_model(runs: Runs) -> None:
+    """The recall of all classes, weighted by support, is the accuracy."""
+    folder = runs.train_once(1, "classify", **STOPPING)
+    result = read_result(folder)
+    metrics, step = result["metrics"], result["model_step"]
+    assert step < result["steps"]
+    classes = json.loads((folder / "classes.json").read_text())
+    assert classes["step"] == step
+    rows = classes["classes"]["heldout"]["classes"]
+    correct = sum(row["recall"] * row["support"] for row in rows)
+    assert correct / sum(row["support"] for row in rows) == pytest.approx(
+        metrics["heldout/accuracy"]
+    )
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["summary"].items() >= {**metrics, "model_step": step}.items()
+    listed = summarize_run(folder, folder)
+    assert listed.metric == "heldout/loss"
+    assert (listed.value, listed.value_step) == (metrics["heldout/loss"], step)
+    assert (listed.step, listed.steps) == (result["steps"], 40)
+    report = build_report((read_run_folder(folder),))
+    loss = [line for line in report.summary if "heldout/loss" in line]
+    assert [line.rpartition(" between ")[2] for line in loss] == [f"steps 0 and {step}."]
+    state, [section] = report.run_sections[0].state, report.class_sections
+    assert state.endswith(f"at step {result['steps']}; the model is of step {step}")
+    assert section.title.endswith(f", heldout, step {step}")
+    assert f"Held-out rows, at step {step}." in (folder / "model/README.md").read_text()
+
+
+@pytest.mark.parametrize("step", ["best", "latest"])
+def test_a_card_has_the_metrics_of_the_exported_step(
+    runs: Runs, tmp_path: Path, step: Literal["best", "latest"]
+) -> None:
+    folder = runs.train_once(1, "classify", **STOPPING)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["heldout/loss"] for line in lines if "heldout/loss" in line}
+    exported = export_checkpoint(folder, step, tmp_path / step)
+    number = read_step(exported)
+    card = ModelCard(render_card(folder, exported, step=number))
+    scores = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert number == read_result(folder)["model_step" if step == "best" else "steps"]
+    assert scores["loss"] == losses[number]
+    files = ModelFiles(exported, "model", "", {}, None)
+    assert find_figures(files, folder)["evaluation"]["metrics"]["heldout/loss"] == losses[number]
 
 
 @pytest.mark.parametrize("tokens", [150, 500, 700])

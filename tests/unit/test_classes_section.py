@@ -88,7 +88,7 @@ def test_the_classes_of_a_training_run_are_in_its_report(tmp_path: Path) -> None
     document = {"format": FORMAT, "step": 3, "classes": {"heldout": report}}
     (tmp_path / "classes.json").write_text(json.dumps(document))
     (section,) = build_classes_sections([read_run_folder(tmp_path)])
-    assert section.title.endswith(", heldout")
+    assert section.title.endswith(", heldout, step 3")
     assert render_markdown(build_report((read_run_folder(tmp_path),))).count("| sport |") == 1
 
 

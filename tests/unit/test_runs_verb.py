@@ -63,8 +63,8 @@ def test_a_list_has_every_run_below_the_root(tmp_path: Path) -> None:
     assert [run["name"] for run in document["runs"]] == ["b", "damaged", "group/a"]
     assert document["runs"][0] == {
         "name": "b", "verb": "train", "state": "finished", "step": 10, "steps": 10,
-        "metric": "heldout/loss", "value": 2.0, "usd": 2.0, "goodput": 0.75, "attempts": 1,
-        "host": None, "started": "1970-01-01T00:00:05+00:00",
+        "metric": "heldout/loss", "value": 2.0, "value_step": 10, "usd": 2.0, "goodput": 0.75,
+        "attempts": 1, "host": None, "started": "1970-01-01T00:00:05+00:00",
     }  # fmt: skip
     assert document["runs"][1]["state"] == "unknown"
     assert json.loads(call("list", str(tmp_path), "-o", "json").stdout) == document

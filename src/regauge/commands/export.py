@@ -158,6 +158,8 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
         if target.step != "final":
             model = export_weights.export_checkpoint(folder, target.step, Path(scratch) / "model")
             step = export_weights.find_step(folder, target.step)
+            target = target.model_copy(update={"step": step})
+            settings = settings.model_copy(update={"export": target})
             for output in filter(Path.is_dir, (model, model.with_name("adapter"))):
                 write_card(folder, output, step=step)
         if target.format == "artifact":

@@ -120,7 +120,9 @@ def _format(key: str, row: dict[str, Any]) -> Any:
     if key == "step" and row["steps"]:
         return f"{value:,}/{row['steps']:,}"
     if key == "metric":
-        return f"{value} {formatting.number(row['value'])}"
+        is_earlier = row["value_step"] is not None and row["value_step"] != row["step"]
+        step = f" at step {row['value_step']:,}" if is_earlier else ""
+        return f"{value} {formatting.number(row['value'])}{step}"
     formats = {
         "usd": formatting.dollars,
         "goodput": formatting.percent,

@@ -13,23 +13,18 @@ from regauge import config
 from regauge.config.output_files import ENVIRONMENT, RESULT, SAVED_RUN
 from regauge.data.settings import DataSettings
 from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
+from regauge.run_folders.documents import ResultShape
+from regauge.run_folders.run_folder import read_model_metrics
 from regauge.system import files
 from regauge.system.children import run_tool
 from regauge.system.errors import RegaugeError
+from regauge.system.hub import CONFIG, read_step
 from regauge.system.json_files import DocumentShape, find_json
 from regauge.system.log import logger
 
 Document = dict[str, Any]
 REPEAT_RUN = "repeat the run, or name another one"
 GIT_SECONDS = 10.0
-
-
-class RunResultShape(DocumentShape):
-    """A run's result."""
-
-    metrics: dict[str, Any] = {}
-    model_step: int | None = None
-    usd: float | None = None
 
 
 class DatasetManifestShape(DocumentShape):
@@ -68,7 +63,7 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
     if folder is None:
         return lineage
     environment = config.find_document(folder / ENVIRONMENT, REPEAT_RUN) or {}
-    result = config.find_document(folder / RESULT, REPEAT_RUN, RunResultShape) or {}
+    result = config.find_document(folder / RESULT, REPEAT_RUN, ResultShape) or {}
     names = ("code", "packages", "python", "platform", "variables")
     lineage["code"] = {**{name: environment[name] for name in names if name in environment}, **code}
     checkpoint |= {"run": str(folder.resolve()), "model_step": result.get("model_step")}
@@ -103,18 +98,28 @@ def collect_folder_lineage(folder: Path) -> Document:
 
 
 def find_figures(model: ModelFiles, run: Path | None = None) -> Document:
-    """Return a model's parity figures, metrics and cost; None for unknown ones."""
+    """Return a model's parity figures, metrics and cost; None for unknown ones.
+
+    The metrics are those of the step whose weights the model has.
+    """
     folder = find_run(model, run)
     parity = find_json(model.folder / PARITY_FILE, "export the model again")
-    result = {}
+    result, metrics = {}, {}
     if folder is not None:
-        result = config.find_document(folder / RESULT, REPEAT_RUN, RunResultShape) or {}
-    metrics = result.get("metrics")
+        result = config.find_document(folder / RESULT, REPEAT_RUN, ResultShape) or {}
+        metrics = read_model_metrics(folder, result, _find_step(model))
     return {
         "parity": parity,
         "evaluation": {"metrics": metrics} if metrics else None,
         "usd": result.get("usd"),
     }
+
+
+def _find_step(model: ModelFiles) -> int | None:
+    """Return the step of a model's weights; None if it is the run's final model."""
+    if model.origin is None:
+        return read_step(model.folder) if (model.folder / CONFIG).is_file() else None
+    return int(model.origin.step) if model.origin.step.isdecimal() else None
 
 
 def describe_code() -> Document:

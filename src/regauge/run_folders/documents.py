@@ -136,11 +136,24 @@ class StageRecord(DocumentShape):
     settings: SettingsShape = SettingsShape()
 
 
+class ResultShape(DocumentShape):
+    """`result.json` from a training run."""
+
+    metrics: Document = {}
+    initial_metrics: Document = {}
+    model_step: Count | None = None
+    usd: float | None = None
+
+
 class ClassesShape(DocumentShape):
+    """`classes.json` from a training run: metrics per class at a step, by held-out set."""
+
+    step: Count
     classes: dict[str, ClassReport] = {}
 
 
-class EvaluationShape(ClassesShape):
+class EvaluationShape(DocumentShape):
+    classes: dict[str, ClassReport] = {}
     title: str = ""
     rows: list[Document] = []
     notes: list[Any] = []

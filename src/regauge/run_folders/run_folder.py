@@ -34,6 +34,7 @@ from regauge.run_folders.documents import (
     EnvironmentShape,
     EvaluationShape,
     LedgerLine,
+    ResultShape,
     RunShape,
     StageRecord,
     StepMetrics,
@@ -74,8 +75,10 @@ class RunFolder:
     cost_series: dict[str, Series] = field(default_factory=dict)
     """Cumulative machine seconds, device seconds and dollars by step, repeated work included."""
     evaluation: Document = field(default_factory=dict)
+    model_step: int | None = None
+    """Step of the final model's weights; None if the run is not finished."""
     class_reports: dict[str, ClassReport] = field(default_factory=dict)
-    """Metrics per class by model or held-out set; empty for tasks without classes."""
+    """Metrics per class by model, or by held-out set and step; empty for tasks without classes."""
     dataset: Document = field(default_factory=dict)
     """Manifest of the prepared dataset; empty for other verbs."""
     failures: tuple[Document, ...] = ()
@@ -103,6 +106,21 @@ class RunFolder:
     def step(self) -> int | None:
         """The last step that counts."""
         return self.attempts[-1].last_step if self.attempts else self.ledger.get("step")
+
+
+def read_model_metrics(folder: Path, result: Document, step: int | None = None) -> Document:
+    """Return a run's held-out metrics at a step, by default those of the final model.
+
+    `result` is the run's `result.json`; the metrics of its other steps are in the log.
+    """
+    metrics: Document = result.get("metrics", {})
+    if step in (None, result.get("model_step")):
+        return metrics
+    names = metrics or result.get("initial_metrics", {})
+    lines = [
+        line for line in jsonl.read_lines(folder / METRICS, StepMetrics) if line["step"] == step
+    ]
+    return {name: line[name] for line in lines for name in names if name in line}
 
 
 def find_run_folders(folder: Path) -> tuple[Path, ...]:
@@ -143,13 +161,14 @@ def read_run_folder(folder: Path) -> RunFolder:
         return jsonl.read_lines(folder / name, shape, warnings)
 
     done, run = read(DONE, StageRecord), read(SAVED_RUN, RunShape)
-    result, evaluation = read(RESULT), read(EVALUATION, EvaluationShape)
+    result, evaluation = read(RESULT, ResultShape), read(EVALUATION, EvaluationShape)
     metrics, ledger = read_lines(METRICS, StepMetrics), read_lines(LEDGER, LedgerLine)
     launches = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
     goodput = compute_goodput(launches, ledger[-1]) if ledger else None
     values = [line for line in metrics if "summary" not in line]
     attempts = summarize_attempts(values, goodput.outcomes if goodput else {})
     settings = run or done.get("settings") or evaluation.get("settings", {})
+    outcome = _find_outcome(metrics) if metrics else ("finished" if done or result else None)
     stragglers = [line["straggler"] for line in ledger if line.get("straggler")]
     return RunFolder(
         folder=folder,
@@ -163,8 +182,8 @@ def read_run_folder(folder: Path) -> RunFolder:
         ledger=ledger[-1] if ledger else {},
         cost_series=_build_cost_series(ledger),
         evaluation=evaluation,
-        class_reports=evaluation.get("classes")
-        or read(CLASS_REPORTS, ClassesShape).get("classes", {}),
+        model_step=result.get("model_step") if outcome else None,
+        class_reports=evaluation.get("classes") or _name_steps(read(CLASS_REPORTS, ClassesShape)),
         dataset=read(MANIFEST, DatasetShape),
         failures=tuple(
             {"file": path.name, **read_document(path, warnings=warnings)}
@@ -177,7 +196,7 @@ def read_run_folder(folder: Path) -> RunFolder:
         seconds=done.get("seconds"),
         num_devices=launches[-1].get("processes") if launches else None,
         world_sizes=frozenset(line["processes"] for line in launches if "processes" in line),
-        outcome=_find_outcome(metrics) if metrics else ("finished" if done or result else None),
+        outcome=outcome,
         warnings=tuple(warnings),
     )
 
@@ -189,6 +208,11 @@ def _name_tasks(settings: Document) -> Document:
         return settings
     by_name = {task["name"]: _drop_keys(task, "name") for task in tasks}
     return {**settings, "task": by_name}
+
+
+def _name_steps(classes: Document) -> dict[str, ClassReport]:
+    step = classes.get("step")
+    return {f"{name}, step {step:,}": report for name, report in classes.get("classes", {}).items()}
 
 
 def _build_cost_series(ledger: list[Document]) -> dict[str, Series]:

@@ -46,6 +46,9 @@ class RunSummary:
     metric: str | None
     """Name of the metric that decides the run."""
     value: float | str | None
+    """The final model's value of this metric; while the run has none, the last one."""
+    value_step: int | None
+    """Step of the value."""
     usd: float | None
     goodput: float | None
     """Productive share of the time, between 0 and 1."""
@@ -105,6 +108,7 @@ def summarize_run(
     now = time.time() if now is None else now
     tail = read_run_tail(folder, locks)
     metric, goodput, began = tail.find_main_metric(), tail.compute_goodput(now), tail.began_at
+    value_step, value = tail.find_score(metric) if metric else (None, None)
     return RunSummary(
         name=str(folder if folder == root else folder.relative_to(root)),
         verb=tail.verb,
@@ -112,7 +116,8 @@ def summarize_run(
         step=tail.step,
         steps=tail.compute_total_steps(),
         metric=metric,
-        value=tail.find_value(metric) if metric else None,
+        value=value,
+        value_step=value_step,
         usd=tail.compute_usd(now),
         goodput=None if goodput is None else round(goodput.fraction, 4),
         attempts=tail.attempt,

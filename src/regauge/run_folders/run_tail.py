@@ -28,6 +28,7 @@ from regauge.run_folders.documents import (
     AttemptLine,
     LedgerLine,
     PaidLine,
+    ResultShape,
     RunShape,
     StageRecord,
     StepMetrics,
@@ -90,6 +91,8 @@ class RunTail:
     launches: tuple[Document, ...]
     """`attempts.jsonl` lines; for `predict` each job's last line."""
     has_result: bool
+    result: Document
+    """`result.json` of a training run; empty without one."""
     last_seen_at: float | None
     """Last sign of life, in seconds since the epoch."""
     is_locked: bool
@@ -136,6 +139,15 @@ class RunTail:
         values = (line[metric] for line in reversed(self.metrics) if metric in line)
         value: float | str | None = next(values, None)
         return value
+
+    def find_score(self, metric: str) -> tuple[int | None, float | str | None]:
+        """Return a held-out metric of the final model, or else the last one, with its step."""
+        metrics, is_final = self.result.get("metrics", {}), self.stop_reason is not None
+        if is_final and metric in metrics:
+            return self.result.get("model_step"), metrics[metric]
+        lines = (line for line in reversed(self.metrics) if metric in line)
+        line = next(lines, {})
+        return line.get("step"), line.get(metric)
 
     def find_main_metric(self) -> str | None:
         """Return the metric that decides the run: its target, the best one, or its first score."""
@@ -251,7 +263,7 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
     identity = run.pop(RUN_IDENTITY, {})
     lines = jsonl.read_recent_lines(folder / METRICS, StepMetrics, METRICS_BYTES)
     ledger = jsonl.read_recent_lines(folder / LEDGER, LedgerLine, LEDGER_BYTES)
-    summaries = [line["summary"] for line in lines if line.get("summary") is not None]
+    summary = lines[-1].get("summary") if lines else None
     results = [name for name in RESULT_FILES if (folder / name).is_file()]
     is_predict = is_predict_folder(folder)
     homes = list_job_folders(folder) if is_predict else [folder]
@@ -262,10 +274,11 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
         settings=run or done.get("settings", {}),
         identity=identity,
         metrics=tuple(line for line in lines if "summary" not in line),
-        stop_reason=summaries[-1].get("stop_reason", "finished") if summaries else None,
+        stop_reason=None if summary is None else summary.get("stop_reason", "finished"),
         ledger=ledger[-1] if ledger else {},
         launches=_read_launches(homes, is_predict=is_predict),
         has_result=bool(results),
+        result=read_document(folder / RESULT, ResultShape) if RESULT in results else {},
         last_seen_at=_find_last_seen(homes, folder / METRICS),
         is_locked=any(find_file_id(home / LOCK) in locks for home in homes),
         lock_owner=next(filter(None, map(read_lock_owner, homes)), ""),

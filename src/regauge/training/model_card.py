@@ -16,12 +16,13 @@ from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regauge.config import RUN_IDENTITY
-from regauge.config.output_files import ATTEMPTS, ENVIRONMENT, METRICS, RESULT, SAVED_RUN
+from regauge.config.output_files import ATTEMPTS, ENVIRONMENT, RESULT, SAVED_RUN
 from regauge.data.dataset import MANIFEST
 from regauge.machines.catalog import find_price
 from regauge.machines.settings import Price
 from regauge.run_folders import formatting
 from regauge.run_folders.documents import AttemptLine
+from regauge.run_folders.run_folder import read_model_metrics
 from regauge.system import jsonl
 from regauge.system.files import write_atomic
 from regauge.system.json_files import find_json
@@ -78,7 +79,7 @@ def write_card(
     """Write a model folder's card; a README that is not a card is kept and logged.
 
     `result` is the result of a run that ends now; by default it is read. `step` is the step of the
-    weights, by default the last one.
+    weights, by default the final model's.
     """
     target = folder / README
     if target.exists() and not is_card(target.read_text(encoding="utf-8", errors="replace")):
@@ -98,7 +99,7 @@ def render_card(
     facts = _read_run(run, result, step)
     task = _select_task(facts.settings, folder)
     model = _describe_model(folder)
-    step = step if step is not None else facts.result.get("steps")
+    step = step if step is not None else facts.result.get("model_step")
     metrics = _select_metrics(facts.metrics, task.get("name"))
     datasets = _list_datasets(facts.settings, task)
     text = _template().render(
@@ -130,14 +131,7 @@ def _template() -> Any:
 
 
 def _read_run(run: Path, result: dict[str, Any] | None, step: int | None) -> _Run:
-    """Read a run's documents; metrics from other steps than the last are in its log."""
     result = result or find_json(run / RESULT, REMEDY) or {}
-    metrics = result.get("metrics", {})
-    if step is not None and step != result.get("steps"):
-        lines = jsonl.read_lines(run / METRICS, jsonl.StepLine)
-        evaluations = [line for line in lines if line.get("step") == step]
-        names = metrics or result.get("initial_metrics", {})
-        metrics = {key: line[key] for line in evaluations for key in line if key in names}
     environment = find_json(run / ENVIRONMENT, REMEDY) or {}
     return _Run(
         name=run.resolve().name,
@@ -145,7 +139,7 @@ def _read_run(run: Path, result: dict[str, Any] | None, step: int | None) -> _Ru
         packages=environment.get("packages", {}),
         last_attempt=jsonl.read_last_line(run / ATTEMPTS, AttemptLine) or {},
         result=result,
-        metrics=metrics,
+        metrics=read_model_metrics(run, result, step),
     )
 
 

@@ -23,11 +23,11 @@ from regauge.training.callbacks import CallbackHook, load_callbacks
 from regauge.training.checkpointing import check_disk, resume_latest, take_over
 from regauge.training.compile.decision import resolve_compile
 from regauge.training.compile.warmup import finalize_state, warm_up
-from regauge.training.early_stopping import check_metrics, load_final_weights
+from regauge.training.early_stopping import FinalModel, check_metrics, load_final_weights
 from regauge.training.export_models import write_models
 from regauge.training.resolve import ResolvedRun, resolve_run
 from regauge.training.run_setup import Run, set_up
-from regauge.training.trainer import Outcome, evaluate, train
+from regauge.training.trainer import evaluate, train
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,8 +76,8 @@ def _attempt(
             context.hooks.add(hook)
         if world.is_main_process:
             _record(resolved, context, state, is_requested=settings.accelerator is not None)
-        outcome = _train(Run(context, state), resolved.run_id)
-        return _finish(context, state, outcome)
+        stop_reason, final_model = _train(Run(context, state), resolved.run_id)
+        return _finish(context, state, stop_reason, final_model)
     finally:
         if dist.is_initialized() and not joined:
             dist.destroy_process_group()
@@ -115,7 +115,8 @@ def _record(
     context.reporter.record_start(context.folder, context.total_steps, accelerator.kind)
 
 
-def _train(run: Run, run_id: str) -> Outcome:
+def _train(run: Run, run_id: str) -> tuple[str, FinalModel]:
+    """Train; return why the run ended, and the final model, whose weights are loaded."""
     context, state = run
     with context.hooks.phase("compile"):
         warm_up(context, state, context.shapes)
@@ -144,8 +145,10 @@ def _train(run: Run, run_id: str) -> Outcome:
         if not is_resumed and state.initial_metrics:
             tracker.log(0, state.initial_metrics)
         outcome = train(context, state, tracker)
-        tracker.finish({"steps": state.step, "stop_reason": outcome.stop_reason, **outcome.metrics})
-    return outcome
+        model = load_final_weights(context, state, outcome.metrics)
+        summary = {"steps": state.step, "model_step": model.step}
+        tracker.finish({**summary, "stop_reason": outcome.stop_reason, **model.metrics})
+    return outcome.stop_reason, model
 
 
 def _facts(context: RunContext, state: TrainState, run_id: str) -> RunInfo:
@@ -161,15 +164,16 @@ def _facts(context: RunContext, state: TrainState, run_id: str) -> RunInfo:
     )
 
 
-def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[str, Any]:
+def _finish(
+    context: RunContext, state: TrainState, stop_reason: str, final_model: FinalModel
+) -> dict[str, Any]:
     context.seal_cache()
-    final_model = load_final_weights(context, state, outcome.metrics)
     write_models(context, state, final_model.step)
     result = {
         "format": FORMAT,
         "output": str(context.folder),
         "steps": state.step,
-        "stop_reason": outcome.stop_reason,
+        "stop_reason": stop_reason,
         "initial_metrics": state.initial_metrics,
         "metrics": final_model.metrics,
         "model_step": final_model.step,

@@ -173,8 +173,8 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
     """Evaluate the state, as `heldout/<metric>`; every process calls this.
 
     With several tasks, metrics are named `heldout.<task>/<metric>`. Metrics on a dataset that is
-    mixed in have its name after that. Empty if no rows are held out. Per-class metrics are written
-    to `classes.json`.
+    mixed in have its name after that. Empty if no rows are held out. `classes.json` gets the
+    per-class metrics, unless the final model will have another step's weights.
     """
     metrics: dict[str, float] = {}
     reports: dict[str, ClassReport] = {}
@@ -187,7 +187,9 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
             if heldout.task.generative and not heldout.dataset_name:
                 _write_samples(context, state, heldout)
         metrics |= {f"{prefix}/{name}": value for name, value in values.items()}
-    if reports and context.world.is_main_process:
+    keeps_earlier = context.settings.has_best_final_model and state.best_step is not None
+    is_final = not keeps_earlier or is_best(context, state, metrics)
+    if reports and is_final and context.world.is_main_process:
         document = {"format": FORMAT, "step": state.step, "classes": reports}
         write_json(context.folder / CLASS_REPORTS, document)
     if metrics:

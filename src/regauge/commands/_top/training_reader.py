@@ -158,7 +158,7 @@ def _describe_memory(tail: RunTail, nodes: Sequence[NodeProcesses]) -> dict[str,
 
 def _describe_score(tail: RunTail) -> dict[str, Value]:
     metric = tail.find_main_metric()
-    return {} if metric in (None, TRAIN_LOSS) else {str(metric): tail.find_value(str(metric))}
+    return {} if metric in (None, TRAIN_LOSS) else {str(metric): tail.find_score(str(metric))[1]}
 
 
 def _build_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,8 +117,11 @@ def _describe_results(
 
 
 def _describe_heldout(run: RunFolder) -> list[str]:
+    """Return how each held-out metric changed up to the final model's step."""
     changed, unchanged = [], []
-    for name, series in heldout_metrics(run).items():
+    model_step = math.inf if run.model_step is None else run.model_step
+    for name, points in heldout_metrics(run).items():
+        series = [(step, value) for step, value in points if step <= model_step] or points
         (first_step, first), (last_step, last) = series[0], series[-1]
         if len(series) > 1 and formatting.number(first) != formatting.number(last):
             interval = f"between steps {first_step} and {last_step}"

@@ -137,7 +137,9 @@ def _describe_state(run: RunFolder) -> str:
         has_result = run.outcome or run.evaluation or run.benchmark or run.dataset
         return "finished" if has_result else "not finished, no step logged"
     if run.outcome:
-        return f"{run.outcome} at step {run.step:,}"
+        is_earlier = run.model_step is not None and run.model_step != run.step
+        model = f"; the model is of step {run.model_step:,}" if is_earlier else ""
+        return f"{run.outcome} at step {run.step:,}{model}"
     length = run.settings.get("stop", {}).get("steps")
     of_length = f" of {length:,}" if isinstance(length, int) else ""
     return f"not finished, last logged step {run.step:,}{of_length}"

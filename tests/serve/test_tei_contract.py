@@ -5,6 +5,7 @@ Source: its README and quick tour, and its OpenAPI document.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from regauge.inference.export.model import LoadedModel
+from regauge.serving.openapi import list_routes
 from serve.live_server import LABELS, LIMIT, LiveServer
 
 QUESTION = "What is Deep Learning?"
@@ -145,6 +147,78 @@ def test_info_has_the_limits(http: httpx.Client) -> None:
     assert info["max_input_length"] == LIMIT
     assert info["max_client_batch_size"] == 2048
     assert {"model_sha", "model_dtype", "model_type", "auto_truncate", "version"} <= info.keys()
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/": {"inputs": "a"},
+    "/embed": {"inputs": "a"},
+    "/embed_all": {"inputs": "a"},
+    "/rerank": {"query": "a", "texts": ["b"], "model": "reranker"},
+    "/predict": {"inputs": "a", "model": "classifier"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    "/tokenize": {"inputs": "a"},
+    "/decode": {"ids": [5]},
+    "/invocations": {"inputs": "a"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v2/models/{model:path}/infer": {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
+    },
+}
+"""Route -> a body with all required keys."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [spec.path for spec in list_routes() if spec.method == "POST" and "version" not in spec.path],
+)
+def test_a_key_is_honoured_or_refused(http: httpx.Client, path: str) -> None:
+    body = BODIES[path]
+    address = path.replace("{model:path}", "encoder")
+    answer = http.post(address, json={**body, "surprising": 1})
+    assert answer.status_code == 422
+    assert "surprising: extra inputs are not permitted" in answer.text
+    if "completions" not in path:
+        nulls = dict.fromkeys(["model", "parameters"] if path == "/similarity" else ["model"])
+        assert http.post(address, json={**nulls, **body}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "problem"),
+    [
+        ("/tokenize", {"truncate": True}, "truncate"),
+        ("/embed", {"truncation_direction": "Middle"}, "truncation_direction"),
+        ("/embed", {"inputs": [5, 6], "prompt_name": "query"}, "prompt_name"),
+        ("/predict", {"model": "tagger", "raw_scores": True}, "raw_scores|probabilities"),
+        ("/similarity", {"parameters": {"top_k": 3}}, "parameters.top_k"),
+        ("/v1/embeddings", {"input": [5, 6], "prompt_name": "query"}, "prompt_name"),
+        ("/v1/chat/completions", {"logprobs": 0}, "logprobs is not supported"),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(
+    http: httpx.Client, path: str, changes: dict[str, Any], problem: str
+) -> None:
+    answer = http.post(path, json={**BODIES[path], **changes})
+    assert answer.status_code == 422
+    assert re.search(problem, answer.text)
+
+
+def test_a_text_is_truncated_on_the_requested_side(http: httpx.Client) -> None:
+    text = " ".join(f"anna {number}" for number in range(60))
+    [tokens] = post(http, "/tokenize", {"inputs": text, "add_special_tokens": False})
+    ids = [token["id"] for token in tokens]
+    room = LIMIT - 2
+    parts = {"Left": ids[-room:], "right": ids[:room], None: ids[:room]}
+    for side, part in parts.items():
+        body = {"inputs": text, "truncate": True, "truncation_direction": side}
+        expected = post(http, "/embed", {"inputs": part})
+        np.testing.assert_allclose(post(http, "/embed", body), expected, atol=1e-5)
+
+
+def test_the_key_user_of_openai_is_accepted(http: httpx.Client) -> None:
+    body = {"input": "a", "user": "someone", "model": "encoder"}
+    assert len(post(http, "/v1/embeddings", body)["data"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,6 +25,7 @@ from starlette.routing import Route
 from regauge.serving.dispatcher import RequestOptions
 from regauge.serving.model_slot import TRIAL, CanaryTrial
 from regauge.serving.request_errors import (
+    FieldError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
@@ -102,9 +103,17 @@ class ServerContext:
 
 
 class RequestBody(BaseModel):
-    """A request's JSON body; unknown keys are ignored, as clients send more of them."""
+    """A request's JSON body: each key is honoured, or the request is refused.
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    A key that is null counts as left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys without an effect on the answer."""
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Unsupported key -> values that are as if it were left out."""
 
     @classmethod
     def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
@@ -113,7 +122,32 @@ class RequestBody(BaseModel):
         try:
             return cls.model_validate_json(raw_body or b"{}")
         except ValidationError as error:
-            raise InvalidRequestError(_describe_validation_error(error, raw_body)) from None
+            failure = error
+        if failure.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+            document = from_json(raw_body or b"{}")
+            if isinstance(document, dict) and (kept := cls._select_keys(document)) != document:
+                return cls.parse(to_json(kept), {})
+        message, field = _describe_validation_error(failure, raw_body)
+        raise FieldError(message, field)
+
+    @classmethod
+    def _select_keys(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys with an effect; raises InvalidRequestError for an unsupported one."""
+        kept = {}
+        for name, value in document.items():
+            if value is None or name in cls.ignored_keys:
+                continue
+            neutral = cls.neutral_values.get(name)
+            if neutral is None:
+                kept[name] = value
+            elif not any(_is_equal(value, other) for other in neutral):
+                raise FieldError(f"{name} is not supported; remove it", name)
+        return kept
+
+
+def _is_equal(value: object, other: object) -> bool:
+    """Return whether two JSON values are equal; false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 B = TypeVar("B", bound=RequestBody)
@@ -334,24 +368,25 @@ def _count_bytes(context: ServerContext, count: int) -> None:
     context.body_bytes += count
 
 
-def _describe_validation_error(error: ValidationError, raw_body: bytes) -> str:
-    """Return one line about the first error in a body, with its location.
+def _describe_validation_error(error: ValidationError, raw_body: bytes) -> tuple[str, str | None]:
+    """Return one line about the first error in a body, and its key.
 
     For a value that fits no alternative of a union, the alternative that fits furthest counts.
     """
     details = error.errors(include_url=False, include_context=False, include_input=False)
     document = None if details[0]["type"] == "json_invalid" else from_json(raw_body or b"{}")
-    firsts: dict[tuple[int | str, ...], tuple[list[int], str]] = {}
+    firsts: dict[tuple[int | str, ...], tuple[list[int], str, str | None]] = {}
     for detail in details:
         position, names = _locate(document, detail["loc"])
         message = detail["msg"][:1].lower() + detail["msg"][1:]
         text = f"{'.'.join(map(str, names))}: {message}" if names else message
         alternative = tuple(part for part in detail["loc"] if part not in names)
-        earlier = firsts.get(alternative, (position, text))
-        firsts[alternative] = min(earlier, (position, text), key=itemgetter(0))
-    field = min(position[:1] for position, _ in firsts.values())
-    candidates = (first for first in firsts.values() if first[0][:1] == field)
-    return max(candidates, key=itemgetter(0))[1][:MAX_ERROR_TEXT]
+        found = position, text, str(names[0]) if names else None
+        firsts[alternative] = min(firsts.get(alternative, found), found, key=itemgetter(0))
+    start = min(position[:1] for position, _, _ in firsts.values())
+    candidates = (first for first in firsts.values() if first[0][:1] == start)
+    _, text, key = max(candidates, key=itemgetter(0))
+    return text[:MAX_ERROR_TEXT], key
 
 
 def _locate(document: Any, location: Sequence[int | str]) -> tuple[list[int], list[int | str]]:

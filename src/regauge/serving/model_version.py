@@ -19,7 +19,12 @@ from regauge.inference.export.preprocess import NO_VALUES, Preprocessor
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import QUEUED_BATCHES, Dispatcher
 from regauge.serving.loaded_version import LoadedVersion
-from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
+from regauge.serving.request_errors import (
+    FieldError,
+    InferenceError,
+    InvalidRequestError,
+    TooLargeError,
+)
 from regauge.serving.scheduler import Scheduler
 from regauge.serving.workers.batch_worker import BatchWorker
 from regauge.serving.workers.worker_pool import WorkerPool
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from regauge.data.tokenizer import Side
     from regauge.data.values import Value
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.preprocess import EncodedRecords
@@ -60,6 +66,8 @@ class Inputs(NamedTuple):
     """Field -> features of ranking candidates."""
     truncate: bool = False
     """Whether texts may be truncated, whatever the settings."""
+    truncation_side: Side | None = None
+    """Side on which texts are truncated; by default the model's."""
 
     @classmethod
     def from_field(
@@ -78,6 +86,8 @@ class Inputs(NamedTuple):
         lists = [items] if isinstance(items[0], int) else items
         if not all(lists):
             raise InvalidRequestError(f"{name} has an empty list of tokens")
+        if prompt is not None:
+            raise FieldError("prompt_name is for texts, not for tokens", "prompt_name")
         return cls(token_ids=lists, truncate=truncate)
 
     @property
@@ -178,6 +188,14 @@ class ModelVersion(LoadedVersion):
         if self._preprocessor is None:
             raise InvalidRequestError("this model reads tensors, not texts")
         return self._preprocessor
+
+    def select_preprocessor(self, side: Side | None) -> Preprocessor:
+        """Return the tokenizer that truncates on a side, by default the model's."""
+        tokenization = self.program.tokenization
+        if side is None or tokenization is None:
+            return self.preprocessor
+        changed = tokenization.model_copy(update={"truncation_side": side})
+        return self.preprocessor.with_tokenization(changed)
 
     @property
     def recommended_records_in_flight(self) -> int:
@@ -307,12 +325,13 @@ class ModelVersion(LoadedVersion):
 
     async def _encode(self, inputs: Inputs) -> EncodedRecords:
         """Tokenize records; raises InvalidRequestError for a wrong one."""
+        preprocessor = self.select_preprocessor(inputs.truncation_side)
         if inputs.token_ids:
             lists = [np.array(ids, np.int32) for ids in inputs.token_ids]
-            largest, limit = max(ids.max() for ids in lists), self.preprocessor.vocab_size
+            largest, limit = max(ids.max() for ids in lists), preprocessor.vocab_size
             if largest >= limit:
                 raise InvalidRequestError(f"token {largest} is over the {limit} of the vocabulary")
-            return self.preprocessor.encode_ids(lists)
+            return preprocessor.encode_ids(lists)
         num_texts = max(1, len(self.program.fields.text_fields))
         if len(inputs.columns) != num_texts:
             problem = f"the model reads {num_texts} texts per record, not {len(inputs.columns)}"
@@ -321,7 +340,7 @@ class ModelVersion(LoadedVersion):
         columns = [list(column) for column in inputs.columns]
         return await self._run(
             size,
-            lambda: self.preprocessor.encode_records(columns, inputs.prompt, inputs.values),
+            lambda: preprocessor.encode_records(columns, inputs.prompt, inputs.values),
         )
 
     async def _run(self, num_characters: int, encode: Callable[[], T]) -> T:

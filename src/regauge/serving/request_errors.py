@@ -59,6 +59,14 @@ class InvalidRequestError(RequestError):
     code = "invalid_request"
 
 
+class FieldError(InvalidRequestError):
+    """A key in the body is invalid."""
+
+    def __init__(self, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class InferenceError(RequestError):
     """The model failed to compute a record."""
 

@@ -208,6 +208,10 @@ async def _compute(
     timeout = parameters.timeout / 1e6 if parameters.timeout else None
     priority = _read_priority(parameters.priority)
     if model.program.tokenization is None:
+        if parameters.truncate or parameters.prompt_name is not None:
+            raise InvalidRequestError(
+                "the model reads tensors: truncate and prompt_name are for texts"
+            )
         records = build_records(model.program, tensors)
         options = call.build_options(len(records), priority=priority, timeout_seconds=timeout)
         return await model.compute_tensors(records, options), ()

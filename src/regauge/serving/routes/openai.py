@@ -22,6 +22,7 @@ from regauge.serving.http_protocol import (
 )
 from regauge.serving.model_version import Inputs, scale_to_length_1
 from regauge.serving.request_errors import InvalidRequestError, RequestError
+from regauge.serving.text_generation.openai_requests import IGNORED_KEYS
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -41,6 +42,8 @@ ERROR_TYPES = {
 
 class EmbeddingsBody(RequestBody):
     """Body of `/v1/embeddings`."""
+
+    ignored_keys = IGNORED_KEYS
 
     input: (
         str

@@ -5,10 +5,10 @@ Schema source: https://huggingface.github.io/text-embeddings-inference/.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from regauge import __version__
 from regauge.inference.export.postprocess import build_columns
@@ -21,7 +21,12 @@ from regauge.serving.http_protocol import (
     build_output_response,
 )
 from regauge.serving.model_version import Inputs, scale_to_length_1
-from regauge.serving.request_errors import InferenceError, InvalidRequestError, RequestError
+from regauge.serving.request_errors import (
+    FieldError,
+    InferenceError,
+    InvalidRequestError,
+    RequestError,
+)
 from regauge.serving.routes.openai import TokenIds, check_output_kind, shorten_vectors
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+    from regauge.data.tokenizer import Side
     from regauge.serving.model_version import ModelVersion, Outputs
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -46,15 +52,33 @@ ERROR_KINDS = {
 PAIR_TEXTS = 2
 
 
-class TextsBody(RequestBody):
-    """Fields in every body."""
+class ModelBody(RequestBody):
+    """Key in every body."""
 
     model: str | None = None
     """Model name; by default the server's first model."""
+
+
+class TruncationOptions(RequestBody):
+    """How texts are prompted and truncated."""
+
     truncate: bool = False
     """Whether texts may be truncated; by default the setting `serve.overflow` decides."""
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+    """Side on which texts are truncated; by default as in the model's tokenizer."""
     prompt_name: str | None = None
     """Name of a prompt of the model to prepend."""
+
+    @property
+    def truncation_side(self) -> Side | None:
+        """The side in lowercase."""
+        side: Any = self.truncation_direction and self.truncation_direction.lower()
+        checked: Side | None = side
+        return checked
+
+
+class TextsBody(ModelBody, TruncationOptions):
+    """Keys in the bodies with texts to compute."""
 
 
 class EmbedAllBody(TextsBody):
@@ -75,8 +99,10 @@ class EmbedBody(EmbedAllBody):
     """Vector width: the first numbers, normalized again."""
 
 
-class AnyBody(TextsBody):
+class AnyBody(ModelBody):
     """Body of `/`: that of `/embed`, `/predict`, `/similarity` or `/rerank`."""
+
+    model_config = ConfigDict(extra="ignore")  # the other route's body has the other keys
 
     inputs: Any = None
     """Model inputs."""
@@ -117,36 +143,27 @@ class SimilarityInputs(RequestBody):
     """Texts to compare."""
 
 
-class SimilarityParameters(RequestBody):
-    """Options for `/similarity`."""
-
-    truncate: bool = False
-    """Whether texts may be truncated."""
-    prompt_name: str | None = None
-    """Name of a prompt of the model to prepend."""
-
-
-class SimilarityBody(RequestBody):
+class SimilarityBody(ModelBody):
     """Body of `/similarity`."""
 
     inputs: SimilarityInputs
     """Texts."""
-    parameters: SimilarityParameters | None = None
+    parameters: TruncationOptions = TruncationOptions()
     """Options."""
-    model: str | None = None
-    """Model name; by default the server's first model."""
 
 
-class TokenizeBody(TextsBody):
+class TokenizeBody(ModelBody):
     """Body of `/tokenize`."""
 
     inputs: str | Texts = Field(union_mode="left_to_right")
     """A text, or several texts."""
     add_special_tokens: bool = True
     """Whether the tokens around a text are included."""
+    prompt_name: str | None = None
+    """Name of a prompt of the model to prepend."""
 
 
-class DecodeBody(RequestBody):
+class DecodeBody(ModelBody):
     """Body of `/decode`."""
 
     ids: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
@@ -155,8 +172,6 @@ class DecodeBody(RequestBody):
     """Tokens of one text, or of several texts."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out."""
-    model: str | None = None
-    """Model name; by default the server's first model."""
 
 
 def format_tei_error(error: RequestError) -> dict[str, Any]:
@@ -230,7 +245,7 @@ async def predict(call: Call[PredictBody]) -> Response:
         options = call.build_options(len(columns[0]))
         check_output_kind(model, "classes", "values", "scores", "entities")
         outputs = await model.compute(_build_inputs(body, columns), options)
-        rows = _build_predictions(model, outputs.values, columns, is_raw=body.raw_scores)
+        rows = _build_predictions(model, outputs.values, columns, body)
     _check_records(call, outputs)
     answers = [None if index in outputs.failures else row for index, row in enumerate(rows)]
     return build_output_response(call.context, answers[0] if is_single else answers, outputs)
@@ -239,10 +254,9 @@ async def predict(call: Call[PredictBody]) -> Response:
 async def compare(call: Call[SimilarityBody]) -> Response:
     """Answer `/similarity`: each text's cosine with the first one."""
     body = call.body
-    parameters = body.parameters or SimilarityParameters()
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
     options = call.build_options(len(texts))
-    inputs = Inputs([texts], prompt=parameters.prompt_name, truncate=parameters.truncate)
+    inputs = _build_inputs(body.parameters, [texts])
     async with call.use_model(body.model) as model:
         check_output_kind(model, "vectors")
         outputs = await model.compute(inputs, options)
@@ -290,11 +304,17 @@ async def _show_info(call: Call[EmptyBody]) -> Response:
 
 
 def _read_embed_inputs(body: EmbedAllBody) -> Inputs:
-    return Inputs.from_field("inputs", body.inputs, body.prompt_name, truncate=body.truncate)
+    inputs = Inputs.from_field("inputs", body.inputs, body.prompt_name, truncate=body.truncate)
+    return inputs._replace(truncation_side=body.truncation_side)
 
 
-def _build_inputs(body: TextsBody, columns: Sequence[Sequence[str]]) -> Inputs:
-    return Inputs(columns, prompt=body.prompt_name, truncate=body.truncate)
+def _build_inputs(options: TruncationOptions, columns: Sequence[Sequence[str]]) -> Inputs:
+    return Inputs(
+        columns,
+        prompt=options.prompt_name,
+        truncate=options.truncate,
+        truncation_side=options.truncation_side,
+    )
 
 
 def _read_predict_inputs(body: PredictBody, model: ModelVersion) -> tuple[list[list[str]], bool]:
@@ -316,11 +336,13 @@ def _read_predict_inputs(body: PredictBody, model: ModelVersion) -> tuple[list[l
 
 
 def _build_predictions(
-    model: ModelVersion, values: np.ndarray, columns: list[list[str]], *, is_raw: bool
+    model: ModelVersion, values: np.ndarray, columns: list[list[str]], body: PredictBody
 ) -> list[Any]:
-    program = model.program
+    program, is_raw = model.program, body.raw_scores
     if program.output_kind == "entities":
-        words = model.preprocessor.find_words(columns[0])
+        if is_raw:
+            raise FieldError("the scores of entities are probabilities only", "raw_scores")
+        words = model.select_preprocessor(body.truncation_side).find_words(columns[0])
         entities: Any = build_columns(program, "float32", values, words=words)["entities"]
         return list(entities.to_pylist())
     if program.output_kind == "classes":

@@ -1,25 +1,21 @@
 """OpenAI's API requests for text: schemas, and the options they stand for.
 
-An unsupported field that would change the answer is refused, so that no option is silently ignored.
-Fields without an effect on the answer are accepted.
+An unsupported key that would change the answer is refused. Keys without an effect are accepted.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from regauge.models.settings import Generation
 from regauge.serving.http_protocol import RequestBody
-from regauge.serving.request_errors import InvalidRequestError, TooLargeError
+from regauge.serving.request_errors import FieldError, TooLargeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from regauge.serving.text_generation.text_version import TextVersion
 
 MAX_STOP_TEXTS = 4
@@ -43,7 +39,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 """Unsupported field -> values without an effect; null is one as well."""
-IGNORED_FIELDS = frozenset(
+IGNORED_KEYS = frozenset(
     {
         "metadata",
         "parallel_tool_calls",
@@ -54,7 +50,7 @@ IGNORED_FIELDS = frozenset(
         "user",
     }
 )
-"""Fields without an effect on the answer."""
+"""Keys without an effect on the answer."""
 
 
 class StreamOptions(BaseModel):
@@ -69,7 +65,10 @@ class StreamOptions(BaseModel):
 class AnswerOptions(RequestBody):
     """Fields of both routes."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True)
+
+    ignored_keys = IGNORED_KEYS
+    neutral_values = NEUTRAL_VALUES
 
     model: str | None = None
     """Model name; by default the first one."""
@@ -95,27 +94,6 @@ class AnswerOptions(RequestBody):
     """Whether the answer is sent as it is generated."""
     stream_options: StreamOptions | None = None
     """Options of a streamed answer."""
-
-    @classmethod
-    def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
-        del headers
-        try:
-            document = orjson.loads(raw_body)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
-        if not isinstance(document, dict):
-            raise InvalidRequestError("the body is not a JSON object")
-        for name, values in NEUTRAL_VALUES.items():
-            value = document.pop(name, None)
-            if value is not None and not any(value == neutral for neutral in values):
-                raise FieldError(f"{name} is not supported; remove it", name)
-        fields = {key: value for key, value in document.items() if key not in IGNORED_FIELDS}
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            field = str(first["loc"][0]) if first["loc"] else None
-            raise FieldError(f"{field}: {first['msg']}", field) from None
 
     @property
     def num_answers(self) -> int:
@@ -148,14 +126,6 @@ class AnswerOptions(RequestBody):
             seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed % 2**63
             options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         return Generation(**options)
-
-
-class FieldError(InvalidRequestError):
-    """A request field is invalid."""
-
-    def __init__(self, message: str, field: str | None) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 class CompletionRequest(AnswerOptions):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peers import reference
@@ -156,6 +157,15 @@ def test_the_stored_activation_of_a_cross_encoder_is_applied(
         check_equal(values[:, None], expected)
 
 
+def test_the_default_activation_of_a_cross_encoder_is_applied(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, "bert", num_labels=1)
+    values = regauge.load(folder, threads=1, text=PAIRS).predict(QUERIES, TEXTS)["value"]
+    pairs = list(zip(QUERIES, TEXTS, strict=True))
+    expected = CrossEncoder(str(folder), device="cpu").predict(pairs)
+    check_equal(values[:, None], np.asarray(expected)[:, None])
+    assert 0 < values.min() < values.max() < 1
+
+
 def test_a_prompt_of_a_cross_encoder_precedes_the_first_text(tmp_path: Path) -> None:
     origin = save_classifier(tmp_path / "model", "bert", num_labels=1)
     options: Any = {"prompts": {"q": "a lamp burns "}, "default_prompt_name": "q"}
@@ -174,7 +184,8 @@ def test_a_prompt_of_a_cross_encoder_precedes_the_first_text(tmp_path: Path) -> 
             "sigmoid",
         ),
         ({"sentence_transformers": {"activation_fn": "torch.nn.Identity"}}, "identity"),
-        ({"sentence_transformers": {"version": "5.0.0"}}, "identity"),
+        ({"sentence_transformers": {"version": "5.0.0"}}, "sigmoid"),
+        ({}, "sigmoid"),
         ({"problem_type": "regression"}, "identity"),
     ],
 )

@@ -240,8 +240,8 @@ def read_head_activation(folder: Path, num_labels: int) -> HeadActivation:
     """Return the function that a folder declares for its classification head's outputs.
 
     A multi-label classifier has a sigmoid. sentence-transformers stores a cross-encoder's function.
-    Otherwise it is softmax for several classes, and the identity for one value. Raises
-    SettingsError for other functions.
+    Otherwise it is softmax for several classes; for one, the sigmoid that sentence-transformers and
+    transformers apply, or the identity for a regression. Raises SettingsError for other functions.
     """
     config = read_json(folder / CONFIG, COPY_REMEDY)
     if config.get("problem_type") == "multi_label_classification":
@@ -251,7 +251,8 @@ def read_head_activation(folder: Path, num_labels: int) -> HeadActivation:
         or (config.get("sentence_transformers") or {}).get("activation_fn")
         or config.get("sbert_ce_default_activation_function")
     )
-    name = str(path or "Identity").rpartition(".")[2]
+    default = "Identity" if config.get("problem_type") == "regression" else "Sigmoid"
+    name = str(path or (default if num_labels == 1 else "Identity")).rpartition(".")[2]
     if name == "Identity":  # sentence-transformers stores it for several classes, too
         return "softmax" if num_labels > 1 else "identity"
     if name != "Sigmoid":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hmac
 import random
 import re
@@ -15,8 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from regauge.serving.api_keys import ApiKeys
+from regauge.serving import api_keys
+from regauge.serving.api_keys import VARIABLE, ApiKeys
 from regauge.serving.settings import Serve
+from regauge.system.errors import SettingsError
 from serve.attack_requests import KINDS, Attack, build_post, draw_attack, run_attack
 from serve.servers import (
     ServerProcess,
@@ -189,7 +193,7 @@ def test_a_wrong_key_is_refused_without_detail(guarded_server: ServerProcess, he
         headers = {b"Authorization": header.encode("latin-1")} if header else {}
         response = guarded_server.post(path, {"inputs": "w5"}, headers=headers)
         assert response.status_code == 401
-        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert response.headers["WWW-Authenticate"].startswith("Bearer, Basic ")
         assert "a valid API key is required" in response.text
         assert len(response.text) < 160
     for path in ("/info", "/v1/models", "/metrics"):
@@ -218,6 +222,76 @@ def test_a_key_is_compared_with_all_keys_in_constant_time(monkeypatch: pytest.Mo
         assert (keys.find_client(header) is not None) == is_valid
         assert len(compared) == 3
         assert {len(item) for pair in compared for item in pair} == {32}
+
+
+def test_a_browser_sends_a_key_as_a_password() -> None:
+    keys = ApiKeys(["one", "two: three"])
+    for pair, is_valid in {
+        ":one": True,
+        "me:two: three": True,
+        "one:": False,
+        "one": False,
+    }.items():
+        header = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        assert (keys.find_client(header) is not None) == is_valid
+    for header in ("Basic", "Basic !", "Basic /w==", "Digest one", "one"):
+        assert keys.find_client(header) is None
+    assert keys.find_client("Basic Om9uZQ==") == keys.find_client("bearer one")
+
+
+@pytest.mark.parametrize("variable", [" , ", ""])
+def test_a_variable_without_a_key_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, variable)
+    with pytest.raises(SettingsError, match=f"{VARIABLE} does not contain an API key"):
+        ApiKeys.read(None)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "count"),
+    [
+        ("0.0.0.0", [], 1),  # noqa: S104
+        ("::", [], 1),
+        ("example.com", [], 1),
+        ("0.0.0.0", ["one"], 0),  # noqa: S104
+        ("127.0.0.2", [], 0),
+        ("::1", [], 0),
+        ("localhost", [], 0),
+    ],
+)
+def test_a_server_that_is_open_to_a_network_warns(
+    host: str, keys: list[str], count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    ApiKeys(keys).warn_if_open(host)
+    assert len(caplog.records) == count
+
+
+def test_changed_keys_are_read_while_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file without a key, or a missing one, revokes nothing."""
+    monkeypatch.setattr(api_keys, "WATCH_SECONDS", 0.01)
+    path = tmp_path / "keys.txt"
+    path.write_text("old")
+    keys = ApiKeys.read(str(path))
+
+    async def change() -> None:
+        watching = asyncio.create_task(keys.watch())
+        path.write_text("new\nother")
+        while keys.find_client("Bearer new") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert keys.find_client("Bearer old") is None
+        for action in (lambda: path.write_text("# none"), path.unlink):
+            count = len(caplog.records)
+            action()
+            while len(caplog.records) == count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        watching.cancel()
+
+    asyncio.run(change())
+    assert keys.find_client("Bearer new") is not None
+    assert "The API keys stay as they are" in caplog.text
 
 
 def test_the_server_listens_on_the_loopback_by_default(server: ServerProcess) -> None:

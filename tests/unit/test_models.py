@@ -268,6 +268,17 @@ def test_an_architecture_without_a_plain_model_is_refused(architecture: str) -> 
         build_model(Model(architecture=architecture), "none", VOCABULARY, 0)
 
 
+def test_a_model_folder_is_taken_before_its_subfolder(tmp_path: Path) -> None:
+    """Only a folder that is not a model, such as a run, stands for the model inside."""
+    inner = tmp_path / "model"
+    inner.mkdir()
+    (inner / "config.json").write_text("{}")
+    assert hub.resolve_model(str(tmp_path)) == inner
+    (tmp_path / "config.json").write_text("{}")
+    assert hub.resolve_model(str(tmp_path)) == tmp_path
+    assert hub.loadable_name(str(tmp_path)) == str(tmp_path)
+
+
 def test_a_hub_model_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[str] = []
 

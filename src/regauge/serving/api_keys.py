@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
 import hashlib
 import hmac
+import ipaddress
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.system.errors import SettingsError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VARIABLE = "REGAUGE_API_KEYS"
-SCHEME = "bearer "
+WATCH_SECONDS = 2.0
+"""How often the file of the keys is compared."""
 
 
 class ApiKeys:
@@ -24,8 +30,10 @@ class ApiKeys:
     reveal how much of a wrong key was right.
     """
 
-    def __init__(self, keys: list[str]) -> None:
+    def __init__(self, keys: list[str], path: Path | None = None) -> None:
         self.digests = tuple(_hash(key) for key in keys)
+        self._path = path
+        self._stamp = None if path is None else _read_stamp(path)
 
     @classmethod
     def from_digests(cls, digests: Sequence[bytes]) -> ApiKeys:
@@ -38,19 +46,37 @@ class ApiKeys:
     def read(cls, path: str | None) -> ApiKeys:
         """Read keys from a file, or without one from `REGAUGE_API_KEYS`.
 
-        Raises SettingsError if the file is unreadable or does not contain a key.
+        Raises SettingsError if the file is unreadable, or if one of them does not contain a key.
         """
-        if path is None:
-            return cls([key for key in os.environ.get(VARIABLE, "").split(",") if key.strip()])
-        try:
-            lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            problem = f"the API keys in {path} cannot be read: {type(error).__name__}"
-            raise SettingsError(problem, "correct serve.http.api_keys_file") from None
-        keys = [line for line in lines if line.strip() and not line.startswith("#")]
-        if not keys:
-            raise SettingsError(f"{path} does not contain an API key", "write one key per line")
+        if path is not None:
+            file = Path(path).expanduser()
+            return cls(_read_file(file), file)
+        variable = os.environ.get(VARIABLE)
+        keys = [key for key in (variable or "").split(",") if key.strip()]
+        if variable is not None and not keys:
+            remedy = "write keys between commas, or unset it to accept every client"
+            raise SettingsError(f"{VARIABLE} does not contain an API key", remedy)
         return cls(keys)
+
+    async def watch(self) -> None:
+        """Read the file again whenever it changes, until cancelled; an invalid one is reported."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self._path is None or self._stamp == (stamp := _read_stamp(self._path)):
+                continue
+            self._stamp = stamp
+            try:
+                self.digests = tuple(_hash(key) for key in _read_file(self._path))
+            except SettingsError as error:
+                logger.error("The API keys stay as they are: %s", error)
+            else:
+                logger.info("The API keys have changed; there are %d", len(self.digests))
+
+    def warn_if_open(self, host: str) -> None:
+        """Log a warning if clients on other machines need no key."""
+        if not self.is_required and not is_loopback(host):
+            message = "The server accepts every client that reaches %s; set %s"
+            logger.warning(message, host, "serve.http.api_keys_file")
 
     @property
     def is_required(self) -> bool:
@@ -58,11 +84,52 @@ class ApiKeys:
 
     def find_client(self, authorization: str | None) -> str | None:
         """Return a client identifier for this header, or None if the key is wrong."""
-        header = authorization or ""
-        key = header[len(SCHEME) :] if header[: len(SCHEME)].lower() == SCHEME else ""
-        digest = _hash(key)
+        digest = _hash(_read_key(authorization or ""))
         matches = [hmac.compare_digest(digest, known) for known in self.digests]
         return digest.hex()[:16] if any(matches) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this machine's loopback interface."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_key(authorization: str) -> str:
+    """Return the key in a header: a bearer token, or the password that a browser asks for."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return credentials
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _read_file(path: Path) -> list[str]:
+    """Return the keys in a file; raises SettingsError if it is unreadable or has none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"the API keys in {path} cannot be read: {type(error).__name__}"
+        raise SettingsError(problem, "correct serve.http.api_keys_file") from None
+    keys = [line for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise SettingsError(f"{path} does not contain an API key", "write one key per line")
+    return keys
+
+
+def _read_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with a file, or None without one."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _hash(key: str) -> bytes:

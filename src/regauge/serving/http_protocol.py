@@ -274,6 +274,8 @@ async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request
         return await CanaryTrial().run(partial(spec.handle, call))
 
 
+CHALLENGE = 'Bearer, Basic realm="API key as the password"'
+"""Schemes of API keys; a browser asks for the password, so the search page opens."""
 OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Paths without an API key, for load balancers."""
 
@@ -283,7 +285,7 @@ def build_error_response(error: RequestError, format_error: FormatError) -> Resp
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthorizedError):
-        headers["WWW-Authenticate"] = "Bearer"
+        headers["WWW-Authenticate"] = CHALLENGE
     if isinstance(error, SlowBodyError):
         headers["Connection"] = "close"
     return build_json_response(format_error(error), status=error.status, headers=headers)
@@ -381,8 +383,8 @@ def _describe_validation_error(error: ValidationError, raw_body: bytes) -> tuple
         message = detail["msg"][:1].lower() + detail["msg"][1:]
         text = f"{'.'.join(map(str, names))}: {message}" if names else message
         alternative = tuple(part for part in detail["loc"] if part not in names)
-        found = position, text, str(names[0]) if names else None
-        firsts[alternative] = min(firsts.get(alternative, found), found, key=itemgetter(0))
+        first = position, text, str(names[0]) if names else None
+        firsts[alternative] = min(firsts.get(alternative, first), first, key=itemgetter(0))
     start = min(position[:1] for position, _, _ in firsts.values())
     candidates = (first for first in firsts.values() if first[0][:1] == start)
     _, text, key = max(candidates, key=itemgetter(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -57,8 +58,8 @@ class ServingRuntime:
         self.context.state = "ready"
 
     async def watch(self) -> None:
-        """Check for new model versions until cancelled."""
-        await self._models.watch()
+        """Check for new model versions and API keys until cancelled."""
+        await asyncio.gather(self._models.watch(), self.context.api_keys.watch())
 
     def drain(self) -> None:
         """Announce the end to clients; accepted requests are still completed."""

@@ -47,7 +47,9 @@ async def _serve(
 ) -> dict[str, Any]:
     stop_signals.watch_signals()
     start = time.monotonic()
-    runtime = ServingRuntime(settings, ApiKeys.read(settings.http.api_keys_file), executor)
+    keys = ApiKeys.read(settings.http.api_keys_file)
+    keys.warn_if_open(settings.host)
+    runtime = ServingRuntime(settings, keys, executor)
     server = HttpServer(runtime.context, runtime.app)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -36,9 +36,10 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def final_model_dir(path: str) -> Path:
-    """Return a run folder's final model, or the path itself if it is not a run folder."""
-    model = Path(path) / "model"
-    return model if (model / CONFIG).is_file() else Path(path)
+    """Return a run folder's final model, or the path itself if it is a model folder."""
+    folder = Path(path)
+    model = folder / "model"
+    return model if (model / CONFIG).is_file() and not (folder / CONFIG).is_file() else folder
 
 
 def loadable_name(path: str) -> str:

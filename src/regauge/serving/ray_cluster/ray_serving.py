@@ -65,7 +65,9 @@ def run_on_ray(settings: Serve, options: RayServing) -> dict[str, Any]:
     """
     ray = _import_ray()
     serve = ray.serve
-    digests = ApiKeys.read(settings.http.api_keys_file).digests
+    keys = ApiKeys.read(settings.http.api_keys_file)
+    keys.warn_if_open(settings.host)
+    digests = keys.digests
     with (
         stop_signals.record_signals(),
         stop_signals.defer_stop(has_limit=False),

@@ -36,7 +36,7 @@ class EvaluateSettings(Settings):
 
     output: Output
     """The table's folder."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed for token masks and untrained weights."""
     data: DataSettings
     """The prepared dataset."""

@@ -26,7 +26,7 @@ class InitFrom(Settings):
 class Lora(Settings):
     """LoRA adapters for linear layers, with peft; all other weights are frozen."""
 
-    rank: int = Field(default=16, ge=1)
+    rank: int = Field(default=16, ge=1, le=65536)
     """Rank of the weight update."""
     alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / rank."""

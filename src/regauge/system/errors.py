@@ -25,6 +25,8 @@ UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """System errors for a path the user cannot use."""
 LINK_LOOP = "Symlink loop from "
 """Message of the RuntimeError raised by `Path.resolve` before Python 3.13."""
+ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), 127)}
+"""Control characters in quoted values, escaped: a message is one line."""
 WRONG_KIND_ERRNOS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENXIO)
 """System errors for the wrong kind of path, such as a folder for a file."""
 
@@ -35,9 +37,9 @@ class RegaugeError(Exception):
     exit_code = 1
 
     def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(f"{problem}; {remedy}")
-        self.problem = problem
-        self.remedy = remedy
+        self.problem = problem.translate(ESCAPES)
+        self.remedy = remedy.translate(ESCAPES)
+        super().__init__(f"{self.problem}; {self.remedy}")
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
         """Pickle both parts; the message alone cannot rebuild the error."""

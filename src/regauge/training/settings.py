@@ -44,6 +44,8 @@ T = TypeVar("T")
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
+MAX_BATCH_ROWS = 2**24
+"""Largest batch in rows."""
 
 
 class Schedule(KindTable):
@@ -138,7 +140,7 @@ class TaskBatch(Settings):
 
     rows: int | None = Field(default=None, ge=1)
     """Global batch size in rows."""
-    microbatch_rows: int | None = Field(default=None, ge=1)
+    microbatch_rows: int | None = Field(default=None, ge=1, le=MAX_BATCH_ROWS)
     """Rows that a process computes at a time."""
 
 
@@ -202,7 +204,7 @@ class Evaluation(Settings):
     """Steps between evaluations; 0 evaluates only before the first and after the last step."""
     rows: int | None = Field(default=None, ge=1)
     """Held-out rows to evaluate, a fixed random sample of the split; all by default."""
-    microbatch_rows: int | None = Field(default=None, ge=1)
+    microbatch_rows: int | None = Field(default=None, ge=1, le=MAX_BATCH_ROWS)
     """Evaluation microbatch size in rows; by default the training microbatch size."""
     samples: Samples = Samples()
     """Generation from held-out prompts."""
@@ -243,7 +245,7 @@ class Output(Settings):
 class Batch(Settings):
     """The global batch: the rows in one optimizer step, on any number of processes."""
 
-    rows: int = Field(ge=1)
+    rows: int = Field(ge=1, le=MAX_BATCH_ROWS)
     """Global batch size in rows."""
     microbatch_rows: Annotated[int, Field(ge=1)] | Auto = AUTO
     """Rows that each process computes at a time (gradient accumulation). `auto` is the process's
@@ -289,7 +291,7 @@ class Execution(Settings):
         default=1, union_mode="left_to_right"
     )
     """Processes on each machine; `auto` is one per healthy device, or one on a CPU."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads per process; by default the cores divided by the processes."""
     precision: Literal["auto", "bf16", "fp32", "tf32", "fp16", "fp8"] = "auto"
     """Compute dtype; master weights and moments are fp32. `fp8`: bf16 with fp8 linear layers."""
@@ -386,7 +388,7 @@ class Stop(Settings):
 class Computation(Settings):
     """What a run computes, independent of the device."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed for initial weights, row order, masks and dropout."""
     data: DataSettings
     """The prepared dataset."""

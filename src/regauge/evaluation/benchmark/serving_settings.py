@@ -126,7 +126,7 @@ class ServingBenchmarkSettings(Settings):
 
     output: Output
     """Folder for the benchmark document, tables and chart."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed for the arrival times."""
     server: ServerTarget
     """Server to measure."""

@@ -96,7 +96,7 @@ class BenchmarkSettings(Settings):
 
     output: Output
     """Folder for the benchmark document, tables and chart."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed for the arrival times and the token ids in the requests."""
     inference: Inference
     """Artifacts, requests and duration."""

@@ -149,6 +149,29 @@ def test_info_has_the_limits(http: httpx.Client) -> None:
     assert {"model_sha", "model_dtype", "model_type", "auto_truncate", "version"} <= info.keys()
 
 
+def test_without_a_name_the_first_fitting_model_answers(http: httpx.Client) -> None:
+    """So clients that name no model reach each kind: the first model is the encoder."""
+    ranked = {"query": QUESTION, "texts": PASSAGES}
+    for path, body, model in [
+        ("/rerank", ranked, "reranker"),
+        ("/", ranked, "reranker"),
+        ("/predict", {"inputs": QUESTION}, "classifier"),
+        ("/embed", {"inputs": QUESTION}, "encoder"),
+        ("/", {"inputs": QUESTION}, "encoder"),
+    ]:
+        assert post(http, path, body) == post(http, path, {**body, "model": model})
+
+
+@pytest.mark.parametrize("model", ["classifier", "reranker", "tagger"])
+def test_a_path_names_the_model(http: httpx.Client, model: str) -> None:
+    body = {"inputs": [["anna lives here"] if model != "reranker" else [QUESTION, PASSAGES[0]]]}
+    expected = post(http, "/predict", {**body, "model": model})
+    for path in (f"/models/{model}/predict", f"/models/{model}/", f"/models/{model}"):
+        assert post(http, path, body) == expected
+    assert http.get(f"/models/{model}/info").json()["model_id"] == model
+    assert [row["id"] for row in http.get(f"/models/{model}/v1/models").json()["data"]] == [model]
+
+
 BODIES: dict[str, dict[str, Any]] = {
     "/": {"inputs": "a"},
     "/embed": {"inputs": "a"},
@@ -230,8 +253,10 @@ def test_the_key_user_of_openai_is_accepted(http: httpx.Client) -> None:
         ("/embed", {"inputs": ["a"] * 2049}, 413, "2049 records are over the limit"),
         ("/embed", {"inputs": "a", "model": "missing"}, 404, "no model is called 'missing'"),
         ("/embed", {"inputs": [4000]}, 422, "token 4000 is over"),
-        ("/rerank", {"query": "a", "texts": ["b"]}, 424, "does not score pairs"),
-        ("/predict", {"inputs": "a"}, 422, "the model returns vectors"),
+        ("/rerank", {"query": "a", "texts": ["b"], "model": "encoder"}, 422, "returns vectors"),
+        ("/predict", {"inputs": "a", "model": "encoder"}, 422, "the model returns vectors"),
+        ("/models/encoder/embed", {"inputs": "a", "model": "tagger"}, 404, "the path names"),
+        ("/models/missing/embed", {"inputs": "a"}, 404, "this path does not exist"),
         ("/embed_sparse", {"inputs": "a"}, 404, "this path does not exist"),
     ],
 )

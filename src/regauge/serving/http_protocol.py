@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from regauge.serving.dispatcher import RequestOptions
+from regauge.serving.model_set import RECORD_KINDS
 from regauge.serving.model_slot import TRIAL, CanaryTrial
 from regauge.serving.request_errors import (
     FieldError,
@@ -32,6 +33,7 @@ from regauge.serving.request_errors import (
     TooLargeError,
     UnauthorizedError,
     UnavailableError,
+    UnknownModelError,
 )
 from regauge.system.log import logger
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextlib import AbstractAsyncContextManager
 
+    from regauge.models.io_spec import OutputKind
     from regauge.serving.api_keys import ApiKeys
     from regauge.serving.model_set import ModelSet
     from regauge.serving.model_version import ModelVersion, Outputs
@@ -53,6 +56,8 @@ TIMEOUT_HEADER, PRIORITY_HEADER = "regauge-timeout-ms", "regauge-priority"
 TRUNCATED_HEADER = "regauge-truncated-records"
 """Answer header with the number of truncated records."""
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
+MODEL_KEY = "regauge.model"
+"""Key in a request's scope: the model named in the path."""
 DISCONNECTED = 499
 """Status in the metrics after a client has left."""
 
@@ -184,9 +189,22 @@ class Call(Generic[B]):
     client: Any
     """Client for fair sharing of the processors."""
 
-    def use_model(self, name: str | None = None) -> AbstractAsyncContextManager[ModelVersion]:
-        """Keep a model loaded within the block; by default the one named in the body, if any."""
-        return self.context.models.use_for_records(name)
+    def use_model(
+        self,
+        name: str | None,
+        kinds: Sequence[OutputKind] = RECORD_KINDS,
+        num_texts: int | None = None,
+    ) -> AbstractAsyncContextManager[ModelVersion]:
+        """Keep a model loaded within the block; see `ModelSet.use_for_records`."""
+        return self.context.models.use_for_records(self.choose_name(name), kinds, num_texts)
+
+    def choose_name(self, name: str | None) -> str | None:
+        """Return the model named by the path or the body; raises UnknownModelError for two."""
+        prefix: str | None = self.request.scope.get(MODEL_KEY)
+        if prefix is not None and name not in {None, prefix}:
+            problem = f"the path names the model '{prefix}', but the request '{str(name)[:80]}'"
+            raise UnknownModelError(problem)
+        return prefix or name
 
     def with_body(self, schema: type[C], raw_body: bytes) -> Call[C]:
         """Return a call to another route; raises InvalidRequestError for an invalid body."""

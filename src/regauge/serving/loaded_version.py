@@ -32,6 +32,8 @@ class LoadedVersion(ABC):
         """The manifest's `program` table."""
         self.loaded_at = time.time()
         """Load time in seconds since 1970."""
+        self.name = ""
+        """Name used by clients; set by the model slot."""
         self.contract: Mapping[str, object] = {}
         """What clients rely on; set by the model slot."""
         self.content_sha256 = ""

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
+from regauge.models.io_spec import OutputKind
 from regauge.serving.model_slot import ModelSlot
 from regauge.serving.model_version import ModelVersion
 from regauge.serving.request_errors import InvalidRequestError, UnknownModelError
 from regauge.system.processes import inspect_process
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from concurrent.futures import Executor
 
     from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
     from regauge.serving.text_generation.text_version import TextVersion
+
+
+RECORD_KINDS: tuple[OutputKind, ...] = tuple(
+    kind for kind in get_args(OutputKind) if kind != "text"
+)
 
 
 class ModelSet:
@@ -29,7 +35,7 @@ class ModelSet:
         self.slots = {
             name: ModelSlot(name, settings, metrics, executor) for name in settings.artifacts
         }
-        """Models by name; the first is the default."""
+        """Models by name."""
         self._lock = asyncio.Lock()
 
     @property
@@ -51,8 +57,10 @@ class ModelSet:
 
     async def start(self) -> None:
         """Load the models needed at the start; raises their errors."""
-        names = list(self.slots)[:1] if self.is_lazy else list(self.slots)
-        tasks = [asyncio.create_task(self.slots[name].load()) for name in names]
+        slots = list(self.slots.values())
+        loaded = slots[:1] if self.is_lazy else slots
+        tasks: list[asyncio.Task[object]] = [asyncio.create_task(slot.load()) for slot in loaded]
+        tasks += [asyncio.create_task(slot.read_program()) for slot in slots[len(loaded) :]]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
@@ -64,19 +72,24 @@ class ModelSet:
     async def stop(self) -> None:
         await asyncio.gather(*(slot.stop() for slot in self.slots.values()))
 
-    def find(self, name: str | None) -> ModelSlot:
-        """Return a model by name, or the default one; raises UnknownModelError."""
-        if name is None:
-            return next(iter(self.slots.values()))
-        if name not in self.slots:
+    def find(
+        self, name: str | None, kinds: Sequence[OutputKind] = (), num_texts: int | None = None
+    ) -> ModelSlot:
+        """Return a model by name, or the first one of these output kinds and number of texts.
+
+        Without such a model, returns the first one. Raises UnknownModelError.
+        """
+        if name is not None and name not in self.slots:
             names = ", ".join(self.slots)
             raise UnknownModelError(f"no model is called '{name[:80]}'; the server has: {names}")
-        return self.slots[name]
+        if name is not None:
+            return self.slots[name]
+        slots = list(self.slots.values())
+        return next((slot for slot in slots if slot.fits(kinds, num_texts)), slots[0])
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[LoadedVersion]:
-        """Keep a model version loaded within the block; raises UnknownModelError."""
-        slot = self.find(name)
+    async def use(self, slot: ModelSlot) -> AsyncIterator[LoadedVersion]:
+        """Keep a model version loaded within the block."""
         if slot.current is None and self.is_lazy:
             async with self._lock:  # models that load at the same time would exceed the limits
                 await self._make_room(slot)
@@ -85,14 +98,21 @@ class ModelSet:
             yield version
 
     @asynccontextmanager
-    async def use_for_records(self, name: str | None) -> AsyncIterator[ModelVersion]:
-        """Keep a record-computing model loaded within the block.
+    async def use_for_records(
+        self,
+        name: str | None,
+        kinds: Sequence[OutputKind] = RECORD_KINDS,
+        num_texts: int | None = None,
+    ) -> AsyncIterator[ModelVersion]:
+        """Keep a record-computing model loaded within the block; see `find`.
 
-        Raises UnknownModelError, and InvalidRequestError if the model generates text.
+        Raises UnknownModelError, and InvalidRequestError if the model has another output kind.
         """
-        async with self.use(name) as version:
+        async with self.use(self.find(name, kinds, num_texts)) as version:
             if not isinstance(version, ModelVersion):
                 raise InvalidRequestError("the model generates text; send it to /v1/completions")
+            if (kind := version.program.output_kind) not in kinds:
+                raise InvalidRequestError(f"the model returns {kind}, not {' or '.join(kinds)}")
             yield version
 
     @asynccontextmanager
@@ -101,7 +121,7 @@ class ModelSet:
 
         Raises UnknownModelError, and InvalidRequestError if the model does not generate text.
         """
-        async with self.use(name) as version:
+        async with self.use(self.find(name, ("text",))) as version:
             if isinstance(version, ModelVersion):
                 kind = version.program.output_kind
                 raise InvalidRequestError(f"the model returns {kind}, not generated text")

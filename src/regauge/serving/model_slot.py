@@ -10,7 +10,7 @@ import asyncio
 import math
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from regauge.inference.export.artifact import Artifact
+    from regauge.inference.export.manifest import ProgramEntry
+    from regauge.models.io_spec import OutputKind
     from regauge.registry.model_reference import ModelReference
     from regauge.registry.registered_version import RegisteredVersion
     from regauge.serving.loaded_version import LoadedVersion
@@ -193,12 +195,28 @@ class ModelSlot:
         self._fingerprint: Fingerprint | None = None
         self._contract: Mapping[str, object] = {}
         """What clients rely on: the contract of the current version, or of the last one."""
+        self._program: ProgramEntry | None = None
+        """What the model computes, if known; also while it is not loaded."""
         self._check: Callable[[Artifact], object] = lambda _: None
         self._required_files: Sequence[Path] = ()
         self._source_problem = ""
         self._num_requests = 0
         self._stopping: set[asyncio.Task[None]] = set()
         self._promoting: asyncio.Task[None] | None = None
+
+    def fits(self, kinds: Sequence[OutputKind], num_texts: int | None) -> bool:
+        """Return whether the model has one of these output kinds, and reads this many texts."""
+        program = self.current.program if self.current is not None else self._program
+        if program is None or (kinds and program.output_kind not in kinds):
+            return False
+        return num_texts is None or len(program.fields.text_fields) == num_texts
+
+    async def read_program(self) -> None:
+        """Read what the model computes, before it is loaded; loading reports an error."""
+        with suppress(RegaugeError):
+            folder, _ = await self._find_version()
+            artifact = await self._source.run(partial(open_served_artifact, folder))
+            self._program = artifact.program
 
     def require(self, check: Callable[[Artifact], object], files: Sequence[Path]) -> None:
         """Refuse versions for which `check` raises, until one of these files changes."""
@@ -212,7 +230,7 @@ class ModelSlot:
             if self.current is None:
                 folder, fingerprint = await self._find_version()
                 self.current = await self._start_version(folder)
-                self._contract = self.current.contract
+                self._contract, self._program = self.current.contract, self.current.program
                 self._fingerprint = fingerprint
             return self.current
 
@@ -302,7 +320,7 @@ class ModelSlot:
     async def _promote(self, version: LoadedVersion) -> None:
         async with self._lock:
             previous, self.current, self.canary = self.current, version, None
-            self._contract = version.contract
+            self._contract, self._program = version.contract, version.program
             if previous is not None:
                 self._stop_later(previous)
         logger.info("%s: replaced by version %s", self.name, version.content_sha256[:12])
@@ -335,10 +353,10 @@ class ModelSlot:
         if artifact.program.output_kind == "text":
             from regauge.serving.text_generation.text_version import TextVersion
 
-            version = TextVersion(self.name, artifact, self._settings)
+            version = TextVersion(artifact, self._settings)
         else:
             version = ModelVersion(artifact, self._settings, self._metrics, self._executor)
-        version.contract = contract
+        version.contract, version.name = contract, self.name
         try:
             await version.start()
         except BaseException:

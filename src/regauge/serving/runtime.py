@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from regauge.serving.http_protocol import ServerContext, build_error_response, build_route
+from regauge.serving.http_protocol import (
+    MODEL_KEY,
+    ServerContext,
+    build_error_response,
+    build_route,
+)
 from regauge.serving.model_set import ModelSet
 from regauge.serving.openapi import DOCUMENT_ROUTES, PROTOCOLS
 from regauge.serving.request_errors import NotFoundError, RequestError
@@ -19,11 +24,12 @@ from regauge.serving.search.search_service import SearchService
 from regauge.serving.server_metrics import ServerMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Executor
 
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from regauge.serving.api_keys import ApiKeys
     from regauge.serving.settings import Serve
@@ -47,7 +53,7 @@ class ServingRuntime:
         self.context = ServerContext(settings, self._models, metrics, keys, executor)
         metrics.watch(self._models.slots, lambda: self.context.state == "draining")
         self._search = SearchService(self.context, settings.search) if settings.search else None
-        self.app = _build_app(self.context, self._search)
+        self.app = route_prefixes(self._models.slots, _build_app(self.context, self._search))
         """The application; it refuses requests until the models are loaded."""
 
     async def start(self) -> None:
@@ -85,6 +91,22 @@ def _build_app(context: ServerContext, service: SearchService | None) -> Starlet
     app = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
     app.router.redirect_slashes = False
     return app
+
+
+def route_prefixes(names: Iterable[str], app: ASGIApp) -> ASGIApp:
+    """Wrap an application so that `/models/NAME/...` is its route for one model."""
+    longest_first = sorted(names, key=len, reverse=True)  # a name may begin with another one
+    prefixes = {f"/models/{name}": name for name in longest_first}
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        for prefix, name in prefixes.items():
+            if path == prefix or path.startswith(f"{prefix}/"):
+                scope = {**scope, "path": path[len(prefix) :] or "/", MODEL_KEY: name}
+                break
+        await app(scope, receive, send)
+
+    return run
 
 
 def _build_refusal(context: ServerContext) -> Callable[[Request, Exception], Response]:

@@ -102,8 +102,8 @@ class Serve(Settings):
     """A server for artifacts."""
 
     artifacts: dict[str, str] = Field(min_length=1)
-    """Artifact folders by client-facing name; the first is the default. A value such as
-    `registry/qa@production` follows a model registry stage."""
+    """Artifact folders by client-facing name; requests without a name get the first one for their
+    route. A value such as `registry/qa@production` follows a model registry stage."""
     host: str = "127.0.0.1"
     """Address to listen on; the default accepts only local clients."""
     port: int = Field(default=8080, ge=0, le=65535)

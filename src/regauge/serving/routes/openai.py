@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from regauge.serving.http_protocol import ServerContext
-    from regauge.serving.model_version import ModelVersion, Outputs
+    from regauge.serving.model_version import Outputs
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -53,7 +53,7 @@ class EmbeddingsBody(RequestBody):
     ) = Field(union_mode="left_to_right")
     """A text, several texts, the tokens of a text, or the tokens of several texts."""
     model: str | None = None
-    """Model name; by default the server's first model."""
+    """Model name; by default the first model for this route."""
     encoding_format: Literal["float", "base64"] = "float"
     """Numbers, or the bytes of fp32 numbers in base64."""
     dimensions: int | None = Field(default=None, ge=1)
@@ -80,8 +80,7 @@ async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:
     body = call.body
     inputs = Inputs.from_field("input", body.input, body.prompt_name)
     options = call.build_options(inputs.num_records)
-    async with call.use_model(body.model) as model:
-        check_output_kind(model, "vectors")
+    async with call.use_model(body.model, ("vectors",)) as model:
         outputs = await model.compute(inputs, options)
     if not call.context.settings.item_errors:
         outputs.check_failures()
@@ -90,7 +89,7 @@ async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:
     document = {
         "object": "list",
         "data": _format_items(vectors, outputs, body.encoding_format),
-        "model": call.context.models.find(body.model).name,
+        "model": model.name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return build_output_response(call.context, document, outputs)
@@ -126,16 +125,10 @@ def shorten_vectors(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     return scale_to_length_1(vectors[:, :dimensions])
 
 
-def check_output_kind(model: ModelVersion, *kinds: str) -> None:
-    """Raise InvalidRequestError if a model returns other kinds of output."""
-    kind = model.program.output_kind
-    if kind not in kinds:
-        raise InvalidRequestError(f"the model returns {kind}, not {' or '.join(kinds)}")
-
-
 async def _list_models(call: Call[EmptyBody]) -> Response:
-    slots = call.context.models.slots
-    document = {"object": "list", "data": [_describe_model(call.context, name) for name in slots]}
+    prefix = call.choose_name(None)
+    names = [prefix] if prefix is not None else list(call.context.models.slots)
+    document = {"object": "list", "data": [_describe_model(call.context, name) for name in names]}
     return build_json_response(document)
 
 

@@ -237,8 +237,9 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
     timeout = read_timeout(call.request.headers)
     try:
         async with AsyncExitStack() as stack:
-            models = call.context.models
-            version = await stack.enter_async_context(models.use_for_text(options.model))
+            name = call.choose_name(options.model)
+            model = call.context.models.use_for_text(name)
+            version = await stack.enter_async_context(model)
             prompts = options.encode_prompts(version)
             answers = _start_answers(stack, version, options, prompts, timeout)
             output = formatter(version)

@@ -23,11 +23,10 @@ from regauge.serving.http_protocol import (
 from regauge.serving.model_version import Inputs, scale_to_length_1
 from regauge.serving.request_errors import (
     FieldError,
-    InferenceError,
     InvalidRequestError,
     RequestError,
 )
-from regauge.serving.routes.openai import TokenIds, check_output_kind, shorten_vectors
+from regauge.serving.routes.openai import TokenIds, shorten_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from regauge.data.tokenizer import Side
+    from regauge.models.io_spec import OutputKind
     from regauge.serving.model_version import ModelVersion, Outputs
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -50,13 +50,15 @@ ERROR_KINDS = {
 }
 """Status -> error type; others are `Backend`."""
 PAIR_TEXTS = 2
+RANKER_KINDS: tuple[OutputKind, ...] = ("values", "scores")
+PREDICTED_KINDS: tuple[OutputKind, ...] = ("classes", *RANKER_KINDS, "entities")
 
 
 class ModelBody(RequestBody):
     """Key in every body."""
 
     model: str | None = None
-    """Model name; by default the server's first model."""
+    """Model name; by default the first model for this route."""
 
 
 class TruncationOptions(RequestBody):
@@ -198,8 +200,7 @@ async def embed(call: Call[EmbedBody]) -> Response:
     body = call.body
     inputs = _read_embed_inputs(body)
     options = call.build_options(inputs.num_records)
-    async with call.use_model(body.model) as model:
-        check_output_kind(model, "vectors")
+    async with call.use_model(body.model, ("vectors",)) as model:
         outputs = await model.compute(inputs, options)
         vectors = _normalize(model, outputs.values, requested=body.normalize)
     vectors = shorten_vectors(vectors, body.dimensions)
@@ -211,8 +212,7 @@ async def embed_all(call: Call[EmbedAllBody]) -> Response:
     body = call.body
     inputs = _read_embed_inputs(body)
     options = call.build_options(inputs.num_records)
-    async with call.use_model(body.model) as model:
-        check_output_kind(model, "vectors")
+    async with call.use_model(body.model, ("vectors",)) as model:
         vectors = await model.compute_token_vectors(inputs, options)
     return build_json_response(vectors)
 
@@ -222,7 +222,7 @@ async def rerank(call: Call[RerankBody]) -> Response:
     body = call.body
     options = call.build_options(len(body.texts))
     columns = [[body.query] * len(body.texts), body.texts]
-    async with call.use_model(body.model) as model:
+    async with call.use_model(body.model, RANKER_KINDS, PAIR_TEXTS) as model:
         _check_ranker(model)
         outputs = await model.compute(_build_inputs(body, columns), options)
         scores = _read_scores(model, outputs.values, is_raw=body.raw_scores)
@@ -240,10 +240,9 @@ async def rerank(call: Call[RerankBody]) -> Response:
 async def predict(call: Call[PredictBody]) -> Response:
     """Answer `/predict`: each text's classes with scores, best first."""
     body = call.body
-    async with call.use_model(body.model) as model:
+    async with call.use_model(body.model, PREDICTED_KINDS) as model:
         columns, is_single = _read_predict_inputs(body, model)
         options = call.build_options(len(columns[0]))
-        check_output_kind(model, "classes", "values", "scores", "entities")
         outputs = await model.compute(_build_inputs(body, columns), options)
         rows = _build_predictions(model, outputs.values, columns, body)
     _check_records(call, outputs)
@@ -257,8 +256,7 @@ async def compare(call: Call[SimilarityBody]) -> Response:
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
     options = call.build_options(len(texts))
     inputs = _build_inputs(body.parameters, [texts])
-    async with call.use_model(body.model) as model:
-        check_output_kind(model, "vectors")
+    async with call.use_model(body.model, ("vectors",)) as model:
         outputs = await model.compute(inputs, options)
     outputs.check_failures()
     vectors = scale_to_length_1(outputs.values)
@@ -288,8 +286,9 @@ async def _decode(call: Call[DecodeBody]) -> Response:
 
 
 async def _show_info(call: Call[EmptyBody]) -> Response:
-    slot = call.context.models.find(call.request.query_params.get("model"))
-    async with slot.use() as model:
+    models = call.context.models
+    slot = models.find(call.choose_name(call.request.query_params.get("model")))
+    async with models.use(slot) as model:
         document = model.describe()
     queue = call.context.settings.queue
     return build_json_response(
@@ -368,11 +367,9 @@ def _read_scores(model: ModelVersion, values: np.ndarray, *, is_raw: bool) -> np
 
 
 def _check_ranker(model: ModelVersion) -> None:
-    """Raise InferenceError unless a model scores pairs of texts."""
-    program = model.program
-    is_scorer = program.output_kind in {"values", "scores"}
-    if not is_scorer or len(program.fields.text_fields) != PAIR_TEXTS:
-        raise InferenceError("the model does not score pairs of texts, so it cannot rank")
+    """Raise InvalidRequestError unless a model reads pairs of texts."""
+    if len(model.program.fields.text_fields) != PAIR_TEXTS:
+        raise InvalidRequestError("the model does not score pairs of texts, so it cannot rank")
 
 
 def _check_records(call: Call[Any], outputs: Outputs) -> None:

@@ -1,4 +1,4 @@
-"""Connects the search page with the server's default model."""
+"""Connects the search page with the server's first model that embeds texts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from regauge.models.io_spec import OutputKind
     from regauge.serving.http_protocol import ServerContext
     from regauge.serving.model_version import ModelVersion
     from regauge.serving.search.search_settings import SearchSettings
 
 QUERY_PROMPT = "query"
 """Prompt for queries, if the model has one by this name."""
+VECTORS: tuple[OutputKind, ...] = ("vectors",)
 CLIENT = "search"
 """All visitors of the page share the processors as one client."""
 
@@ -57,15 +59,15 @@ class SearchService:
         """Version hash -> index. A canary has vectors of its own; the newest index is last."""
 
     async def open(self) -> None:
-        """Open the index for the default model; raises the errors of `SearchIndex.open`.
+        """Open the index for the model; raises the errors of `SearchIndex.open`.
 
         A new model version then waits for its vectors.
         """
         models, folder = self._context.models, Path(self.settings.vectors)
-        async with models.use_for_records(None) as model:
+        async with models.use_for_records(None, VECTORS) as model:
             await self._open_index(model)
         check = partial(check_vectors, self.settings)
-        models.find(None).require(check, (folder / JOB, folder / RESULT))
+        models.find(None, VECTORS).require(check, (folder / JOB, folder / RESULT))
 
     def close(self) -> None:
         for index in self._indexes.values():
@@ -82,7 +84,7 @@ class SearchService:
 
         Raises UnavailableError if the version's vectors are missing.
         """
-        async with self._context.models.use_for_records(None) as model:
+        async with self._context.models.use_for_records(None, VECTORS) as model:
             try:
                 index = await self._open_index(model)
             except RegaugeError as error:
@@ -96,7 +98,7 @@ class SearchService:
             index = await self._context.run_in_thread(
                 SearchIndex.open, self.settings, model.artifact
             )
-            slot = self._context.models.find(None)
+            slot = self._context.models.find(None, VECTORS)
             loaded = {version.content_sha256 for version in (slot.current, slot.canary) if version}
             kept = {name: index for name, index in self._indexes.items() if name in loaded}
             self._indexes = {**kept, key: index}

@@ -71,7 +71,7 @@ class AnswerOptions(RequestBody):
     neutral_values = NEUTRAL_VALUES
 
     model: str | None = None
-    """Model name; by default the first one."""
+    """Model name; by default the first one that generates text."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens per answer."""
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)

@@ -33,11 +33,9 @@ class TextVersion(LoadedVersion):
 
     pool: WorkerPool[TextWorker]
 
-    def __init__(self, name: str, artifact: Artifact, settings: Serve) -> None:
-        """Take the model name used in requests, and the artifact with the default options."""
+    def __init__(self, artifact: Artifact, settings: Serve) -> None:
+        """Take the artifact with the default options."""
         super().__init__(artifact)
-        self.name = name
-        """Model name used in requests."""
         self.generation = artifact.generation_options
         """Options for requests that set none."""
         table = settings.generation.model_dump()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
+from seqeval.scheme import BILOU, IOBES
 
 from distributed import datasets
 from distributed.datasets import TAGS, read_first_batch
@@ -67,14 +68,40 @@ def prepare_tagged(folder: Path, records: list[dict[str, Any]], **tables: Any) -
     return Dataset(folder / "data")
 
 
-@pytest.mark.parametrize("names", [TAGS, ("O", "B-A", "I-A"), ("B-x-y", "I-x-y", "B-z", "O")])
-def test_entities_equal_seqeval(names: tuple[str, ...]) -> None:
+STRICT_BIOES: dict[str, Any] = {"mode": "strict", "scheme": IOBES}
+SCHEMES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
+    "iob": (TAGS, TAGS, {}),
+    "types with hyphens": (("B-x-y", "I-x-y", "B-z", "O"), ("B-x-y", "I-x-y", "B-z", "O"), {}),
+    "iob without types": (("B", "I", "O"), ("B", "I", "O"), {}),
+    "underscores": (("O", "B_x", "I_x", "I_y"), ("O", "B-x", "I-x", "I-y"), {}),
+    "io": (("O", "I-x", "I-y"), ("O", "I-x", "I-y"), {}),
+    "io without prefixes": (("x", "O", "y"), ("I-x", "O", "I-y"), {}),
+    "ioe": (("I-x", "E-x", "I-y", "E-y", "O"), ("I-x", "E-x", "I-y", "E-y", "O"), {}),
+    "bioes": (
+        ("B-x", "I-x", "E-x", "S-x", "O", "I-y", "E-y", "B-y", "S-y"),
+        ("B-x", "I-x", "E-x", "S-x", "O", "I-y", "E-y", "B-y", "S-y"),
+        STRICT_BIOES,
+    ),
+    "bioes of short entities": (("O", "B-x", "E-x"), ("O", "B-x", "E-x"), STRICT_BIOES),
+    "bilou": (
+        ("O", "B-x", "I-x", "L-x", "U-x", "U-y"),
+        ("O", "B-x", "I-x", "L-x", "U-x", "U-y"),
+        {"mode": "strict", "scheme": BILOU},
+    ),
+    "bmes": (("B", "M", "E", "S"), ("B", "I", "E", "S"), STRICT_BIOES),
+    "bmewo": (("O", "B-x", "M-x", "E-x", "W-x"), ("O", "B-x", "I-x", "E-x", "S-x"), STRICT_BIOES),
+}
+"""Scheme -> tags, the same tags for seqeval, and seqeval's options."""
+
+
+@pytest.mark.parametrize("scheme_name", SCHEMES)
+def test_entities_equal_seqeval(scheme_name: str) -> None:
     """Random tags also have invalid sequences, such as an I after another type."""
+    names, peer_names, options = SCHEMES[scheme_name]
     draw, scheme = np.random.default_rng(0), TagScheme(names)
-    assert scheme.marks_entities
-    actual = [draw.integers(0, len(names), draw.integers(1, 12)).tolist() for _ in range(80)]
+    actual = [draw.integers(0, len(names), draw.integers(1, 12)).tolist() for _ in range(200)]
     predicted = [
-        [tag if draw.random() < 0.6 else int(draw.integers(0, len(names))) for tag in tags]
+        [tag if draw.random() < 0.8 else int(draw.integers(0, len(names))) for tag in tags]
         for tags in actual
     ]
     counts = np.zeros((3, len(scheme.types)))
@@ -83,21 +110,22 @@ def test_entities_equal_seqeval(names: tuple[str, ...]) -> None:
         for row, entities in enumerate((groups[0] & groups[1], groups[1], groups[0])):
             for entity in entities:
                 counts[row, entity.type] += 1
-    texts = [[[names[tag] for tag in tags] for tags in rows] for rows in (actual, predicted)]
+    texts = [[[peer_names[tag] for tag in tags] for tags in rows] for rows in (actual, predicted)]
     correct, guessed, true = counts.sum(1)
-    assert correct / guessed == pytest.approx(precision_score(*texts))
-    assert correct / true == pytest.approx(recall_score(*texts))
-    assert 2 * correct / (guessed + true) == pytest.approx(f1_score(*texts))
-    report = classification_report(*texts, output_dict=True)
+    assert correct > 0
+    assert correct / guessed == pytest.approx(precision_score(*texts, **options))
+    assert correct / true == pytest.approx(recall_score(*texts, **options))
+    assert 2 * correct / (guessed + true) == pytest.approx(f1_score(*texts, **options))
+    report = classification_report(*texts, output_dict=True, **options)
     for index, name in enumerate(scheme.types):
         assert counts[2, index] == report[name]["support"]
         assert counts[0, index] / counts[1, index] == pytest.approx(report[name]["precision"])
 
 
-def test_names_without_prefixes_tag_single_words() -> None:
-    scheme = TagScheme(("NOUN", "VERB", "O"))
-    assert not scheme.marks_entities
-    assert scheme.types == ("NOUN", "VERB", "O")
+@pytest.mark.parametrize("names", [("NOUN", "VERB", "X"), ("B-x", "Q-x", "Z-x")])
+def test_names_of_other_kinds_tag_single_words(names: tuple[str, ...]) -> None:
+    scheme = TagScheme(names)
+    assert scheme.types == names
     assert scheme.find_entities([0, 0, 1]) == [Entity(0, 0, 1), Entity(0, 1, 2), Entity(1, 2, 3)]
 
 

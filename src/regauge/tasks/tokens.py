@@ -46,7 +46,7 @@ class Tokens(ClassesTask):
     words: str = "tokens"
     """Field with a sentence's words."""
     tags: str = "tags"
-    """Field with the word tags, from `rows.labels`; names such as `B-PER` mark entities."""
+    """Field with the word tags, from `rows.labels`; prefixes such as in `B-PER` mark entities."""
 
     @property
     def head(self) -> HeadKind:

@@ -108,7 +108,7 @@ def find_entities(
 ) -> list[dict[str, Any]]:
     """Return a text's entities with type, characters and mean probability.
 
-    Without IOB2 tags, each word is an entity.
+    Without tag prefixes and `O`, each word is an entity.
     """
     classes, probabilities = tags[words.positions].T
     numbers = classes.astype(int).tolist()

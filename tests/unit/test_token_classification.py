@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -313,6 +314,28 @@ def test_words_of_a_text_have_their_characters(tmp_path: Path, family: str) -> N
     (ids,) = preprocessor.encode_records([[text]]).records.texts[0].lengths
     assert (words.positions < ids).all()
     assert preprocessor.find_words([""])[0].spans.shape == (0, 2)
+
+
+@pytest.mark.parametrize("family", ["trained", "bert", "roberta", "llama", "t5"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_words_end_at_whole_characters(
+    tmp_path: Path, family: str, form: Literal["NFC", "NFD"]
+) -> None:
+    """A text that is cut between characters has the composed form of its parts."""
+    names = "Zoë José Łukasz Мария Đặng 한국 हिंदी नमस्ते 👍🏽 👩‍👩‍👧 é́ x"
+    text = unicodedata.normalize(form, f"{names}\t{names.replace(' ', ', ')}\n{names} ❤️")
+    folder = write_tokenizer(family, tmp_path / family)
+    tokenization = Tokenization(max_length=512, special_tokens="read")
+    preprocessor = Preprocessor(folder, tokenization, InputSpec(max_lengths=(512,)))
+    (words,) = preprocessor.find_words([text])
+    whole = unicodedata.normalize("NFC", text)
+    spans = words.spans.tolist()
+    assert [stop for _, stop in spans] == sorted({stop for _, stop in spans})
+    for cut in {cut for span in spans for cut in span}:
+        parts = [unicodedata.normalize("NFC", part) for part in (text[:cut], text[cut:])]
+        assert "".join(parts) == whole
+        assert not text[cut:].startswith(("\u200d", "\ufe0f", "\U0001f3fd")), text[cut - 3 : cut]
+        assert not unicodedata.category((text[cut:] or "x")[0]).startswith("M")
 
 
 def test_words_after_the_limit_are_left_out(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import regex
 
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
@@ -32,6 +34,7 @@ MAX_CHECKED_CONVERSATIONS = 100
 """How many conversations to search for ignored parts."""
 Ids = list[np.ndarray]
 Flags = list[bool]
+_CHARACTER = regex.compile(r"\X")
 NO_VALUES: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
 
 
@@ -233,19 +236,20 @@ class Preprocessor:
         return [self._locate_words(text, tokens, room) for text, tokens in pairs]
 
     def _locate_words(self, text: str, tokens: EncodedText, room: int) -> TextWords:
-        """Return a text's words among the first `room` tokens."""
+        """Return a text's words among the first `room` tokens, as spans of whole characters.
+
+        A normalizer that composes characters or strips accents leaves the marks out of the offsets.
+        """
         indices = truncate_ids(np.arange(len(tokens.ids)), room, self._tokenization.truncation_side)
         words, offsets = tokens.words[indices], tokens.offsets[indices]
         is_first = np.diff(words, prepend=-1) != 0
         starts = np.flatnonzero(is_first & (words >= 0))
         stops = np.append(starts, len(words))[1:]
-        spans = np.array(
-            [
-                _strip_span(text, int(offsets[start, 0]), int(offsets[start:stop, 1].max()))
-                for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-            ],
-            np.int64,
-        ).reshape(-1, 2)
+        spans, end = np.empty((len(starts), 2), np.int64), 0
+        for row, start, stop in zip(spans, starts.tolist(), stops.tolist(), strict=True):
+            first = max(end, int(offsets[start, 0]))  # a mark split off belongs to the word before
+            row[:] = _strip_span(text, first, int(offsets[start:stop, 1].max()))
+            row[1] = end = _complete_character(text, *row.tolist())
         is_filled = spans[:, 0] < spans[:, 1]  # a pre-tokenizer may split off spaces
         positions = starts + len(self._tokenizer.prefix)
         return TextWords(text, positions[is_filled], spans[is_filled])
@@ -389,6 +393,17 @@ def _summarize_truncation(records: TextRecords, flags: np.ndarray) -> EncodedRec
     """Return encoded records; `flags`, [texts, records] bool, are per text field."""
     is_truncated: np.ndarray = np.any(flags, axis=0)
     return EncodedRecords(records, int(flags.sum()), is_truncated)
+
+
+def _complete_character(text: str, start: int, end: int) -> int:
+    """Return where the last character of a span ends, with its combining marks.
+
+    A character is an extended grapheme cluster (Unicode Standard Annex 29).
+    """
+    if end == len(text) or text[end].isascii():
+        return end
+    clusters = takewhile(lambda cluster: cluster.start() < end, _CHARACTER.finditer(text, start))
+    return max((cluster.end() for cluster in clusters), default=end)
 
 
 def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:

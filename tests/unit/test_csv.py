@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 
@@ -134,16 +135,70 @@ def test_a_row_with_the_wrong_number_of_values_is_rejected(tmp_path: Path) -> No
 def test_a_file_that_ends_within_a_value_is_rejected(tmp_path: Path) -> None:
     read = source(tmp_path, b'a,b\n1,2\n3,"four\nfive\nsix')
     assert read_fields(read) == [{"a": "1", "b": "2"}]
-    (bad,) = [item for item in read_items(read) if isinstance(item, Rejected)]
-    assert (bad.location, bad.reason) == ("line 3", "malformed CSV")
-    assert bad.detail == "unexpected end of data, up to line 5"
+    first, *others = [item for item in read_items(read) if isinstance(item, Rejected)]
+    assert (first.location, first.reason) == ("line 3", "malformed CSV")
+    assert first.detail == "unexpected end of data in line 5"
+    assert [(item.location, item.reason) for item in others] == [
+        ("line 4", "wrong number of values"),
+        ("line 5", "wrong number of values"),
+    ]
 
 
-def test_a_stray_quote_rejects_the_lines_that_it_encloses(tmp_path: Path) -> None:
+def test_a_stray_quote_rejects_only_its_line(tmp_path: Path) -> None:
     read = source(tmp_path, b'a,b\n"1,2\n3,4\n5,"6"\n7,8\n')
-    assert read_fields(read) == [{"a": "7", "b": "8"}]
+    assert read_fields(read) == [{"a": "3", "b": "4"}, {"a": "5", "b": "6"}, {"a": "7", "b": "8"}]
     (bad,) = list_rejected(read)
     assert bad == ("line 2", "malformed CSV")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_each_line_is_a_record_or_a_rejection_if_texts_begin_with_a_quotation_mark(
+    tmp_path: Path, delimiter: str, *, is_closed: bool, compressed: bool
+) -> None:
+    """A quotation may end in a later text, which makes one valid value of all lines between."""
+    lines = [f"river stone {number}{delimiter}a" for number in range(300)]
+    for number in (10, 50, 51, 130, 299):
+        lines[number] = f'"{lines[number]}'
+        if is_closed and number < 200:
+            lines[number + 20] = lines[number + 20].replace(delimiter, f'"{delimiter}')
+    lines[200] = f'"quoted {delimiter} text"{delimiter}b'
+    text = "\n".join([f"text{delimiter}label", *lines]).encode()
+    path = tmp_path / ("a.csv.gz" if compressed else "a.csv")
+    path.write_bytes(gzip.compress(text) if compressed else text)
+    read = config.build(Csv, {"files": (str(path),), "delimiter": delimiter, "quote": '"'})
+    records, rejected = read_fields(read), list_rejected(read)
+    assert len(records) == 295
+    assert rejected == [(f"line {n + 2}", "malformed CSV") for n in (10, 50, 51, 130, 299)]
+    assert max(len(str(record["text"])) for record in records) < 30
+
+
+def test_tabs_separate_values_that_are_quoted_only_if_the_header_is(tmp_path: Path) -> None:
+    text = b'text\tlabel\n"He said\ta\nand "left"\tb\n"\tc\n'
+    expected = [
+        {"text": '"He said', "label": "a"},
+        {"text": 'and "left"', "label": "b"},
+        {"text": '"', "label": "c"},
+    ]
+    (tmp_path / "a.tsv").write_bytes(text)
+    assert read_fields(Csv(files=(f"{tmp_path}/a.tsv",))) == expected
+    assert read_fields(source(tmp_path, text, delimiter="\t")) == expected
+    (tmp_path / "b.tsv").write_bytes(b'"text"\t"label"\n"a\tb"\t"c"\n')
+    quoted = Csv(files=(f"{tmp_path}/b.tsv",))
+    assert read_fields(quoted) == [{"text": "a\tb", "label": "c"}]
+
+
+def test_texts_of_several_lines_are_kept(tmp_path: Path) -> None:
+    """The standard library's reader is the reference."""
+    draw = np.random.default_rng(0)
+    words = ["river", "a, b", '"', "\n", "two\nlines", ";"]
+    rows = [[" ".join(draw.choice(words, 30)), str(number)] for number in range(200)]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", "n"], *rows])
+    with (tmp_path / "a.csv").open(newline="") as file:
+        expected = list(csv.DictReader(file))
+    assert read_fields(Csv(files=(f"{tmp_path}/a.csv",))) == expected
 
 
 def test_an_unreadable_line_ends_only_its_row(

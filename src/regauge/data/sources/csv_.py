@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 COMMA, TAB = ",", "\t"
 OTHER_DELIMITERS = (";", TAB, "|", COMMA)
 """Delimiters that a header of one column may have."""
+QUOTE = '"'
+MAX_ENCLOSED_ROWS = 8
+"""Maximum lines of a row if each of its inner lines has the delimiters of a row; a quotation mark
+that encloses more is a text's own."""
 TAB_SUFFIX = ".tsv"
 """Suffix of files whose values are separated by tabs; a suffix of compression may follow."""
 
@@ -34,8 +39,9 @@ class Csv(_files.FileSource):
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     """Separator of values; by default a tab in .tsv files, else a comma."""
-    quote: str = Field(default='"', max_length=1)
-    """Quote character; if it is empty, nothing is quoted and large files are read in parts."""
+    quote: str | None = Field(default=None, max_length=1)
+    """Quote character; by default `"`, or none if tabs separate the values and the first line is
+    not quoted. If it is empty, nothing is quoted and large files are read in parts."""
     column_names: tuple[str, ...] = ()
     """Names of the columns; by default they are in the first line."""
     columns: tuple[str, ...] = ()
@@ -51,7 +57,7 @@ class Csv(_files.FileSource):
 
     @model_validator(mode="after")
     def _check_delimiter_and_columns(self) -> Csv:
-        if self.delimiter in {self.quote, "\n", "\r"}:
+        if self.delimiter in {QUOTE if self.quote is None else self.quote, "\n", "\r"}:
             raise ValueError(f"invalid delimiter {self.delimiter!r}; choose another character")
         for name in (*self.integers, *self.floats):
             if name in self.integers and name in self.floats:
@@ -70,7 +76,8 @@ class Csv(_files.FileSource):
         if not isinstance(header, Rejected):
             self._check_delimiter(first, header)
             self._locate_columns(first, header)
-        return _files.group_files(files, self.chunk_mib * MIB, is_divisible=not self.quote)
+        is_divisible = not any(self._find_dialect(file.name)[1] for file in files)
+        return _files.group_files(files, self.chunk_mib * MIB, is_divisible=is_divisible)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield a record or a rejection for each row."""
@@ -148,19 +155,33 @@ class Csv(_files.FileSource):
     def _read_rows(
         self, name: str, start: int = 0, stop: int | None = None
     ) -> Iterator[_Row | Rejected]:
-        """Yield the rows of a file, or of a part; a line that cannot be read ends its row."""
+        """Yield the rows of a file, or of a part."""
         csv.field_size_limit(_files.MAX_LINE_BYTES)  # of this whole process; by default 128 KiB
-        default = TAB if TAB_SUFFIX in Path(name).suffixes else COMMA
+        delimiter, quote = self._find_dialect(name)
         feed = _LineFeed(_files.read_file_lines(name, start, stop))
-        while not feed.is_finished:
-            reader = csv.reader(
-                feed,
-                delimiter=self.delimiter or default,
-                quotechar=self.quote or None,
-                quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
-                strict=True,
-            )
-            yield from _parse_rows(name, reader, feed)
+        reader = csv.reader(
+            feed,
+            delimiter=delimiter,
+            quotechar=quote or None,
+            quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+            strict=True,
+        )
+        return _parse_rows(name, reader, feed, delimiter.encode())
+
+    def _find_dialect(self, name: str) -> tuple[str, str]:
+        """Return the delimiter and the quote character of a file."""
+        default = TAB if TAB_SUFFIX in Path(name).suffixes else COMMA
+        delimiter = self.delimiter or default
+        if self.quote is not None:
+            return delimiter, self.quote
+        return delimiter, "" if delimiter == TAB and not _has_quoted_header(name) else QUOTE
+
+
+def _has_quoted_header(name: str) -> bool:
+    """Return whether a value in the first line of a tab-separated file is quoted."""
+    first = next(_files.read_file_lines(name), None)
+    values = first.data.decode(errors="replace") if isinstance(first, _files.TextLine) else ""
+    return any(value[:1] == QUOTE == value[1:][-1:] for value in values.split(TAB))
 
 
 class _Column(NamedTuple):
@@ -183,41 +204,51 @@ class _LineFeed:
 
     def __init__(self, lines: Iterator[_files.TextLine | Rejected]) -> None:
         self._lines = lines
-        self.is_finished = False
+        self._returned: deque[_files.TextLine | Rejected] = deque()
         self.rejected: Rejected | None = None
-        self.locations: list[str] = []
-        """Locations of the first and the last line of the current row."""
+        self.row: list[_files.TextLine] = []
+        """Lines of the current row."""
 
     def __iter__(self) -> _LineFeed:
         return self
 
     def __next__(self) -> str:
-        if self.rejected:
-            raise StopIteration
-        line = next(self._lines, None)
+        line = self._returned.popleft() if self._returned else next(self._lines, None)
+        if isinstance(line, Rejected):
+            self.rejected = line
         if line is None or isinstance(line, Rejected):
-            self.is_finished, self.rejected = line is None, line
             raise StopIteration
-        self.locations = [*self.locations[:1], line.location]
+        self.row.append(line)
         # Invalid UTF-8 becomes lone surrogates, which are rejected for every source.
         return line.data.decode(errors="surrogateescape") + "\n"
 
+    def reject_first_line(self, name: str, problem: str) -> Rejected:
+        """Return a rejection of the current row's first line; the others are read again."""
+        rejected = [] if self.rejected is None else [self.rejected]
+        self._returned.extendleft(reversed([*self.row[1:], *rejected]))
+        self.rejected = None
+        until = f" in {self.row[-1].location}" if len(self.row) > 1 else ""
+        return Rejected(name, self.row[0].location, "malformed CSV", f"{problem}{until}")
+
 
 def _parse_rows(
-    name: str, reader: Iterator[list[str]], feed: _LineFeed
+    name: str, reader: Iterator[list[str]], feed: _LineFeed, delimiter: bytes
 ) -> Iterator[_Row | Rejected]:
+    """Yield rows and rejections; a quotation mark that encloses whole rows rejects its line."""
     while True:
-        feed.locations = []
+        feed.row = []
         try:
             values = next(reader)
-        except StopIteration:
-            break
         except csv.Error as error:
-            first, last = feed.locations[0], feed.locations[-1]
-            until = f", up to {last}" if last != first else ""
-            yield Rejected(name, first, "malformed CSV", f"{error}{until}")
+            yield feed.reject_first_line(name, str(error))
+        except StopIteration:
+            if feed.rejected is None:
+                return
+            yield feed.rejected
+            feed.rejected = None
         else:
-            yield _Row(feed.locations[0], values)
-    if feed.rejected:
-        yield feed.rejected
-        feed.rejected = None
+            counts = {line.data.count(delimiter) for line in feed.row[1:-1]}
+            if len(feed.row) > MAX_ENCLOSED_ROWS and counts == {len(values) - 1} != {0}:
+                yield feed.reject_first_line(name, "the quotation mark encloses rows, ends")
+            else:
+                yield _Row(feed.row[0].location, values)

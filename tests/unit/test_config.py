@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +11,14 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from regauge import config
 from regauge.config import Choice, Settings, choice_of
@@ -222,6 +230,41 @@ def test_a_misspelled_required_key_is_an_unknown_key() -> None:
         config.parse_choice("data/sources", {"kind": "text", "flies": ("a",)})
     assert caught.value.problem == "source 'text': unknown key 'flies'"
     assert caught.value.remedy == "did you mean 'files'?"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "expected"),
+    [
+        (list[str], ["x"], ["x"]),
+        (tuple[str, ...], ["x"], ("x",)),
+        (list[list[int]], [[1], [2]], [[1], [2]]),
+        (dict[str, list[float]], {"a": [1, 2.5]}, {"a": [1.0, 2.5]}),
+        (list[str] | None, ["x"], ["x"]),
+        (Path, "a/b", Path("a/b")),
+        (list[Path], ["a"], [Path("a")]),
+    ],
+)
+def test_a_field_of_custom_settings_reads_a_list_and_a_path(
+    annotation: Any, value: Any, expected: Any
+) -> None:
+    root = create_model("Custom", __base__=config.Settings, files=(annotation, ...))
+    settings = config.build(root, {"files": value})
+    assert settings.files == expected  # type: ignore[attr-defined]
+    assert config.build(root, config.dump(settings)) == settings
+    assert root(files=value) == settings
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "message"),
+    [
+        (list[str], "x", "'files' is a list, got 'x'; write files = [\"x\"]"),
+        (list[int], ["1"], "'files.0' must be an integer, got '1'"),
+    ],
+)
+def test_the_items_of_a_list_are_not_converted(annotation: Any, value: Any, message: str) -> None:
+    root = create_model("Custom", __base__=config.Settings, files=(annotation, ...))
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        config.build(root, {"files": value})
 
 
 def test_tables_of_other_verbs_are_ignored() -> None:

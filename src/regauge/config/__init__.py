@@ -22,6 +22,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -61,8 +62,21 @@ RUN_IDENTITY = "run"
 """Table in `run.json` that identifies the run; not a setting."""
 
 Tables = dict[str, Any]
+_CONVERTED_TYPES = {"lax-or-strict", "list", "tuple"}
+"""Core schema types of lists, and of classes such as `Path` that pydantic converts from a text."""
 _HOME = re.compile(r"~[\w.-]*/")
 """A user's home folder at the start of a path."""
+
+
+def _accept_run_file_forms(schema: Any) -> None:
+    """Convert lists and paths in a core schema; their items stay strict."""
+    if isinstance(schema, dict):
+        if schema.get("type") in _CONVERTED_TYPES:
+            schema["strict"] = False
+        schema = list(schema.values())
+    if isinstance(schema, list | tuple):
+        for item in schema:
+            _accept_run_file_forms(item)
 
 
 class Settings(BaseModel):
@@ -71,6 +85,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Key -> keys that cannot be set with it; overriding the key removes them."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Let a list or a path read what a run file can contain."""
+        schema = handler(source)
+        _accept_run_file_forms(schema)
+        return schema
 
     @classmethod
     def complete_tables(cls, tables: Tables) -> Tables:

@@ -118,7 +118,7 @@ def _describe_error(problems: list[ErrorDetails], root: type[BaseModel]) -> tupl
     if first["type"] in {"value_error", "assertion_error"}:
         return _describe_check(first, path)
     value = first["input"]
-    if first["type"] == "tuple_type" and isinstance(value, str | int | float):
+    if first["type"] in {"tuple_type", "list_type"} and isinstance(value, str | int | float):
         return f"'{path}' is a list, got {format_value(value)}", f"write {path} = {_wrap(value)}"
     expected = join_alternatives(dict.fromkeys(map(describe_expectation, alternatives)))
     subject = f"'{path}'" if path else "the document"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import json
 import random
 import re
 import socket
@@ -13,13 +14,21 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from regauge.serving import api_keys
+from regauge.serving import api_keys, http_protocol
 from regauge.serving.api_keys import VARIABLE, ApiKeys
+from regauge.serving.http_protocol import RequestBody
+from regauge.serving.request_errors import TooLargeError
+from regauge.serving.routes.kserve import InferBody
+from regauge.serving.routes.openai import EmbeddingsBody
 from regauge.serving.settings import Serve
+from regauge.serving.text_generation.openai_requests import CompletionRequest
 from regauge.system.errors import SettingsError
 from serve.attack_requests import KINDS, Attack, build_post, draw_attack, run_attack
 from serve.servers import (
@@ -292,6 +301,37 @@ def test_changed_keys_are_read_while_the_server_runs(
     asyncio.run(change())
     assert keys.find_client("Bearer new") is not None
     assert "The API keys stay as they are" in caplog.text
+
+
+DOCUMENTS = st.recursive(
+    st.text(alphabet='ab[{]}"\\'), lambda items: st.lists(items) | st.dictionaries(st.text(), items)
+)
+
+
+def count_containers(document: Any) -> int:
+    if not isinstance(document, list | dict):
+        return 0
+    items = document.values() if isinstance(document, dict) else document
+    return 1 + sum(map(count_containers, items))
+
+
+@given(DOCUMENTS)
+def test_the_lists_of_a_body_are_counted_before_they_are_built(document: Any) -> None:
+    raw_body, number = json.dumps(document).encode(), count_containers(document)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_protocol, "MAX_CONTAINERS", number)
+        http_protocol.check_containers(raw_body)
+        patch.setattr(http_protocol, "MAX_CONTAINERS", number - 1)
+        if number:
+            with pytest.raises(TooLargeError, match="lists and objects"):
+                http_protocol.check_containers(raw_body)
+
+
+@pytest.mark.parametrize("schema", [EmbeddingsBody, CompletionRequest, InferBody])
+@pytest.mark.parametrize("end", [b"]", b'"\\"' * 100_000])
+def test_every_body_has_a_limit_for_lists(schema: type[RequestBody], end: bytes) -> None:
+    with pytest.raises(TooLargeError, match="65536 lists and objects"):
+        schema.parse(b'{"prompt": [' + b"[1]," * 70_000 + end, {})
 
 
 def test_the_server_listens_on_the_loopback_by_default(server: ServerProcess) -> None:

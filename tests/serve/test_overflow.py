@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import regauge
+from regauge.data.tokenizer import LoadedTokenizer
 from serve.servers import LENGTHS, ServerProcess, encoder, start_server
 
 __all__ = ["encoder"]
@@ -39,6 +42,28 @@ def test_a_long_text_is_refused_with_its_index(embed: Callable[..., Any]) -> Non
     response = embed("refuse", [SHORT, LONG])
     assert response.status_code == 413
     assert "record 1 is longer" in response.json()["error"]
+
+
+def test_a_text_of_megabytes_is_refused_before_it_is_tokenized(
+    encoder: Path, tmp_path: Path
+) -> None:
+    text = "w5 " * 5_000_000
+    tokenizer = LoadedTokenizer(encoder / "tokenizer")
+    start = time.process_time()
+    tokenizer.encode([text[: len(text) // 10]])
+    seconds_of_a_tenth = time.process_time() - start
+    with start_server(tmp_path, f"model={encoder}") as server:
+        assert server.embed(SHORT).shape[0] == 1
+        before = read_processor_seconds(server.process.pid)
+        for path, body in (("/embed", {"inputs": text}), ("/tokenize", {"inputs": text})):
+            assert server.post(path, body).status_code == 413
+        assert read_processor_seconds(server.process.pid) - before < seconds_of_a_tenth
+
+
+def read_processor_seconds(pid: int) -> float:
+    """Return the processor time of a process, from its `stat` file."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_truncated_texts_are_counted(embed: Callable[..., Any], encoder: Path) -> None:

@@ -141,6 +141,11 @@ def test_token_vectors_keep_the_deadline(http: httpx.Client) -> None:
     assert len(post(http, "/embed_all", body)) == 200
 
 
+def test_brackets_in_texts_are_not_lists(http: httpx.Client) -> None:
+    body = {"inputs": ["[{" * 40_000, "a"], "truncate": True}
+    assert len(post(http, "/embed", body)) == 2
+
+
 def test_info_has_the_limits(http: httpx.Client) -> None:
     info = http.get("/info").json()
     assert info["model_id"] == "encoder"
@@ -250,7 +255,14 @@ def test_the_key_user_of_openai_is_accepted(http: httpx.Client) -> None:
         ("/embed", {"inputs": []}, 422, "inputs is empty"),
         ("/embed", {}, 422, "inputs: field required"),
         ("/embed", {"inputs": "word " * 60}, 413, "longer than the 48 tokens"),
+        ("/embed", {"inputs": "w" * 4000}, 413, "longer than the 48 tokens"),
         ("/embed", {"inputs": ["a"] * 2049}, 413, "2049 records are over the limit"),
+        ("/embed", {"inputs": [[1]] * 70_000}, 413, "more than 65536 lists and objects"),
+        ("/", {"inputs": [{}] * 70_000}, 413, "more than 65536 lists and objects"),
+        ("/invocations", {"input": [[1]] * 70_000}, 413, "more than 65536 lists and objects"),
+        ("/tokenize", {"inputs": ["a " * 70] * 1000}, 413, "140000 characters are over"),
+        ("/tokenize", {"inputs": "a " * 600_000}, 413, "over the limit of 1048576 bytes"),
+        ("/decode", {"ids": [12345] * 200_000}, 413, "over the limit of 1048576 bytes"),
         ("/embed", {"inputs": "a", "model": "missing"}, 404, "no model is called 'missing'"),
         ("/embed", {"inputs": [4000]}, 422, "token 4000 is over"),
         ("/rerank", {"query": "a", "texts": ["b"], "model": "encoder"}, 422, "returns vectors"),

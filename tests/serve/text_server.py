@@ -47,6 +47,7 @@ class OneModel:
         with self._executor:
             try:
                 await self.runtime.start()
+                await self.context.run_in_thread(int)  # starts the thread
                 self.is_ready.set()
                 await self.server.serve(sockets=[listener])
             finally:

@@ -78,6 +78,32 @@ def test_long_texts_and_pairs_are_truncated_as_in_transformers(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "llama", "t5", "gpt2"])
+def test_a_very_long_text_is_cut_without_an_effect_on_its_tokens(
+    family: str, side: str, tmp_path: Path
+) -> None:
+    folder = declare_side(write_tokenizer(family, tmp_path / "tokenizer"), side, "config")
+    loaded = transformers.AutoTokenizer.from_pretrained(str(folder))
+    tokenization = Tokenization(
+        max_length=LENGTH, convention="transformers", truncation_side=read_truncation_side(folder)
+    )
+    preprocessor = Preprocessor(folder, tokenization, InputSpec())
+    texts = [" ".join(draw_texts(200, seed=seed, max_words=20)) for seed in range(4)]
+    parts = list(map(preprocessor.cut, texts))
+    assert {len(part) for part in parts} == {preprocessor.max_characters}
+    expected = [loaded(text, truncation=True, max_length=LENGTH).input_ids for text in texts]
+    assert list_rows(preprocessor.encode_records([parts]).records) == expected
+    words = preprocessor.find_words(texts)
+    encoded = loaded(texts, truncation=True, max_length=LENGTH, return_offsets_mapping=True)
+    for text, located, offsets in zip(texts, words, encoded.offset_mapping, strict=True):
+        expected_starts = {start for start, end in offsets if text[start:end].strip()}
+        assert located.text == text
+        assert len(located.spans)
+        starts = {start for start, _ in located.spans.tolist()}
+        assert all(any(abs(start - other) <= 1 for other in expected_starts) for start in starts)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("layout", ["fields", "packed"])
 def test_rows_are_truncated_on_the_side_of_the_tokenizer(
     layout: str, side: str, tmp_path: Path

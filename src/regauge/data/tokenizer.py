@@ -60,6 +60,8 @@ _SHOWN_LETTERS = 60
 """How many letters of a text a message shows."""
 _WORD_STARTS, _WORD_INSIDE = ("Ġ", "▁"), "##"
 """Marks on tokens at the start of a word, and on tokens inside one."""
+_BATCH_TEXTS = 32
+"""Texts tokenized at once, because the library needs 400 times their memory."""
 _NO_MAX_LENGTH = int(1e30)
 """transformers' `model_max_length` for a tokenizer without a maximum length."""
 
@@ -121,8 +123,14 @@ class LoadedTokenizer:
         fast = [None if bpe is None else bpe.encode(text) for text in texts]
         rest = [text for text, ids in zip(texts, fast, strict=True) if ids is None]
         self._tokenizer.encode_special_tokens = not parse_special_tokens
-        encoded = iter(self._encode_batch(rest, add_special_tokens=False))
-        return [np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in fast]
+        encoded = (
+            np.array(encoding.ids, dtype=np.int32)
+            for start in range(0, len(rest), _BATCH_TEXTS)
+            for encoding in self._encode_batch(
+                rest[start : start + _BATCH_TEXTS], add_special_tokens=False
+            )
+        )
+        return [next(encoded) if ids is None else ids for ids in fast]
 
     def encode_with_offsets(
         self, texts: Sequence[str], *, parse_special_tokens: bool = False
@@ -189,6 +197,11 @@ class LoadedTokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return max(self._tokenizer.get_vocab().values()) + 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Number of characters of the longest token, as the vocabulary writes it."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def token_text(self, token_id: int) -> str:
         """Return a token as the vocabulary writes it; empty for an unknown id."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -62,6 +64,10 @@ DISCONNECTED = 499
 """Status in the metrics after a client has left."""
 
 
+MAX_CONTAINERS = 1 << 16
+"""Maximum lists and objects in a body; a million of them take seconds to build."""
+CONTAINER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|([\[{])', re.DOTALL)
+"""A JSON text, which may lack its end, or the start of a list or an object."""
 MAX_ERROR_TEXT = 300
 """Maximum characters in a message about a body."""
 
@@ -122,8 +128,12 @@ class RequestBody(BaseModel):
 
     @classmethod
     def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
-        """Parse a body, in a form that headers may declare; raises InvalidRequestError."""
+        """Parse a body, in a form that headers may declare.
+
+        Raises InvalidRequestError, or TooLargeError for too many lists.
+        """
         del headers
+        check_containers(raw_body)
         try:
             return cls.model_validate_json(raw_body or b"{}")
         except ValidationError as error:
@@ -254,6 +264,8 @@ class RouteSpec(Generic[B]):
     """Body schema."""
     summary: str
     """What it does, for the OpenAPI page."""
+    max_body_bytes: float = math.inf
+    """Maximum body, if it is smaller than `serve.http.max_body_bytes`."""
 
 
 def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
@@ -285,7 +297,8 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
 async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request) -> Response:
     client = _authenticate(context, request, is_open=spec.path in OPEN_PATHS)
     start = time.perf_counter()
-    async with receive_body(context, request) as raw_body:
+    limit = min(spec.max_body_bytes, context.settings.http.max_body_bytes)
+    async with receive_body(context, request, limit) as raw_body:
         body = spec.body.parse(raw_body, request.headers)
         context.metrics.add_phase("read", time.perf_counter() - start)
         call = Call(context, request, body, raw_body, client)
@@ -340,7 +353,9 @@ def _authenticate(context: ServerContext, request: Request, *, is_open: bool) ->
 
 
 @asynccontextmanager
-async def receive_body(context: ServerContext, request: Request) -> AsyncIterator[bytes]:
+async def receive_body(
+    context: ServerContext, request: Request, max_bytes: float
+) -> AsyncIterator[bytes]:
     """Receive a request's body; the bytes are counted until the end of the block.
 
     Raises UnavailableError, OverloadedError, TooLargeError or SlowBodyError.
@@ -355,12 +370,12 @@ async def receive_body(context: ServerContext, request: Request) -> AsyncIterato
         raise OverloadedError("the queue is full", retry_after=1)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal():
-        _check_size(int(declared), limits.max_body_bytes)
+        _check_size(int(declared), max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_timeout_seconds):
             async for chunk in request.stream():
-                _check_size(len(body) + len(chunk), limits.max_body_bytes)
+                _check_size(len(body) + len(chunk), max_bytes)
                 _count_bytes(context, len(chunk))
                 body += chunk
     except TimeoutError:
@@ -376,9 +391,18 @@ async def receive_body(context: ServerContext, request: Request) -> AsyncIterato
         context.body_bytes -= len(body)
 
 
-def _check_size(size: int, limit: int) -> None:
+def _check_size(size: int, limit: float) -> None:
     if size > limit:
-        raise TooLargeError(f"the body is over the limit of {limit} bytes")
+        raise TooLargeError(f"the body is over the limit of {limit:.0f} bytes")
+
+
+def check_containers(document: bytes) -> None:
+    """Raise TooLargeError if JSON has too many lists and objects, before they are built."""
+    if document.count(b"[") + document.count(b"{") <= MAX_CONTAINERS:
+        return
+    starts = (match[1] for match in CONTAINER.finditer(document) if match[1])
+    if next(islice(starts, MAX_CONTAINERS, None), None):
+        raise TooLargeError(f"the body has more than {MAX_CONTAINERS} lists and objects")
 
 
 def _count_bytes(context: ServerContext, count: int) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from regauge.inference.export.records import Records
     from regauge.serving.dispatcher import ComputedRequest, RequestOptions
     from regauge.serving.server_metrics import ServerMetrics
-    from regauge.serving.settings import Overflow, Serve
+    from regauge.serving.settings import Serve
 
 T = TypeVar("T")
 TYPICAL_TOKENS = 32
@@ -51,6 +51,8 @@ INLINE_CHARACTERS = 4000
 
 MAX_VECTOR_TOKENS = 1 << 14
 """Maximum tokens in a request for all token vectors; their JSON is large."""
+MAX_DESCRIBED_CHARACTERS = 1 << 17
+"""Maximum characters in a request for tokens; their JSON is up to 70 times as long."""
 
 
 class Inputs(NamedTuple):
@@ -230,12 +232,9 @@ class ModelVersion(LoadedVersion):
             if outputs is not None:
                 return outputs
         encoded = await self._encode(inputs)
-        overflow: Overflow = "truncate" if inputs.truncate else self._settings.overflow
-        failures = self._find_long_records(encoded) if overflow != "truncate" else {}
+        failures = self._find_long_records(inputs, encoded.is_truncated)
         records, indices = encoded.records, np.arange(len(encoded.records))
         if failures:
-            if not self._settings.item_errors:
-                raise TooLargeError(failures[min(failures)])
             indices = np.flatnonzero(~encoded.is_truncated)
             records = records.select(indices) if len(indices) else records
         values = np.zeros((len(encoded.records), self.program.output_size), np.float32)
@@ -244,7 +243,7 @@ class ModelVersion(LoadedVersion):
             values[indices] = request.outputs
             failures |= {int(indices[key]): value for key, value in request.failures.items()}
         num_tokens = sum(column.lengths for column in encoded.records.texts)
-        is_truncated = encoded.is_truncated & (overflow == "truncate")
+        is_truncated = encoded.is_truncated & self._truncates(inputs)
         self._metrics.count_truncated(int(is_truncated.sum()))
         return Outputs(values, np.asarray(num_tokens), is_truncated, failures)
 
@@ -253,8 +252,12 @@ class ModelVersion(LoadedVersion):
     ) -> list[list[dict[str, Any]]]:
         """Return each text's tokens: id, text, whether it is special, and characters."""
         preprocessor = self.preprocessor
+        num_characters = sum(map(len, texts))
+        if num_characters > MAX_DESCRIBED_CHARACTERS:
+            problem = f"{num_characters} characters are over the {MAX_DESCRIBED_CHARACTERS}"
+            raise TooLargeError(f"{problem} of a request; send fewer texts at once")
         return await self._run(
-            sum(map(len, texts)),
+            num_characters,
             lambda: preprocessor.describe_tokens(
                 texts, prompt, add_special_tokens=add_special_tokens
             ),
@@ -286,10 +289,8 @@ class ModelVersion(LoadedVersion):
         Special tokens are included. Raises the errors in `request_errors`.
         """
         encoded = await self._encode(inputs)
-        if not inputs.truncate and self._settings.overflow != "truncate":
-            failures = self._find_long_records(encoded)
-            if failures:
-                raise TooLargeError(failures[min(failures)])
+        if failures := self._find_long_records(inputs, encoded.is_truncated):
+            raise TooLargeError(failures[min(failures)])
         records = encoded.records
         if records.num_tokens > MAX_VECTOR_TOKENS:
             problem = f"{records.num_tokens} tokens are over the limit of {MAX_VECTOR_TOKENS}"
@@ -302,8 +303,13 @@ class ModelVersion(LoadedVersion):
         if self.program.output_kind != "vectors" or len(inputs.columns) != 1:
             return None
         [texts] = inputs.columns
+        num_characters = sum(map(len, texts))
+        limit = self.preprocessor.max_length * self._settings.queue.max_request_records
+        if num_characters > limit:
+            problem = f"{num_characters} characters are over the {limit} of a request"
+            raise TooLargeError(f"{problem}; send fewer texts at once")
         records, owners = await self._run(
-            sum(map(len, texts)), lambda: self.preprocessor.encode_windows(texts, inputs.prompt)
+            num_characters, lambda: self.preprocessor.encode_windows(texts, inputs.prompt)
         )
         request = await self._compute_records(records, options)
         lengths = records.texts[0].lengths
@@ -336,12 +342,16 @@ class ModelVersion(LoadedVersion):
         if len(inputs.columns) != num_texts:
             problem = f"the model reads {num_texts} texts per record, not {len(inputs.columns)}"
             raise InvalidRequestError(problem)
-        size = sum(len(text) for column in inputs.columns for text in column)
-        columns = [list(column) for column in inputs.columns]
-        return await self._run(
-            size,
+        limit = preprocessor.max_characters
+        lengths = np.array([list(map(len, column)) for column in inputs.columns])
+        is_long: np.ndarray = np.any(lengths > limit, axis=0)
+        self._find_long_records(inputs, is_long)
+        columns = [list(map(preprocessor.cut, column)) for column in inputs.columns]
+        encoded = await self._run(
+            int(np.minimum(lengths, limit).sum()),
             lambda: preprocessor.encode_records(columns, inputs.prompt, inputs.values),
         )
+        return encoded._replace(is_truncated=encoded.is_truncated | is_long)
 
     async def _run(self, num_characters: int, encode: Callable[[], T]) -> T:
         """Tokenize texts, in a thread if they are long."""
@@ -356,13 +366,22 @@ class ModelVersion(LoadedVersion):
         finally:
             self._metrics.add_phase("tokenize", time.perf_counter() - start)
 
-    def _find_long_records(self, encoded: EncodedRecords) -> dict[int, str]:
+    def _truncates(self, inputs: Inputs) -> bool:
+        return inputs.truncate or self._settings.overflow == "truncate"
+
+    def _find_long_records(self, inputs: Inputs, is_long: np.ndarray) -> dict[int, str]:
+        """Return the failures of records that are too long; empty if they are truncated.
+
+        Raises TooLargeError unless the server reports failures in place.
+        """
+        if self._truncates(inputs):
+            return {}
         limit = self.preprocessor.max_length
         problem = "record {} is longer than the {} tokens that the model reads; shorten it"
-        return {
-            int(index): problem.format(index, limit)
-            for index in np.flatnonzero(encoded.is_truncated)
-        }
+        failures = {int(index): problem.format(index, limit) for index in np.flatnonzero(is_long)}
+        if failures and not self._settings.item_errors:
+            raise TooLargeError(failures[min(failures)])
+        return failures
 
     def _fill_workers(self) -> None:
         if self._dispatcher is not None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 MAX_CHECKED_CONVERSATIONS = 100
 """How many conversations to search for ignored parts."""
+MIN_TOKEN_CHARACTERS = 64
+"""Fewest characters per token at which a text counts as too long without tokenizing it; usual texts
+have 3 to 6, and spaces may vanish."""
 Ids = list[np.ndarray]
 Flags = list[bool]
 _CHARACTER = regex.compile(r"\X")
@@ -82,6 +85,22 @@ class Preprocessor:
     def max_length(self) -> int:
         """Maximum tokens per text."""
         return self._tokenization.max_length
+
+    @cached_property
+    def _token_characters(self) -> int:
+        return max(MIN_TOKEN_CHARACTERS, self._tokenizer.longest_token)
+
+    @property
+    def max_characters(self) -> int:
+        """Maximum characters per text; a longer one exceeds the model's limit in tokens."""
+        return self.max_length * self._token_characters
+
+    def cut(self, text: str) -> str:
+        """Return at most `max_characters` of a text, truncated on the model's side."""
+        if len(text) <= self.max_characters:
+            return text
+        is_right = self._tokenization.truncation_side == "right"
+        return text[: self.max_characters] if is_right else text[-self.max_characters :]
 
     @property
     def vocab_size(self) -> int:
@@ -229,11 +248,16 @@ class Preprocessor:
         Leaves out words after the model's length limit.
         """
         room = self._max_text_length - self._tokenizer.num_special_tokens
+        parts = list(map(self.cut, texts))
         encoded = self._tokenizer.encode_with_offsets(
-            texts, parse_special_tokens=self._parses_special_tokens
+            parts, parse_special_tokens=self._parses_special_tokens
         )
-        pairs = zip(texts, encoded, strict=True)
-        return [self._locate_words(text, tokens, room) for text, tokens in pairs]
+        words = []
+        for text, part, tokens in zip(texts, parts, encoded, strict=True):
+            is_right = self._tokenization.truncation_side == "right"
+            offsets = tokens.offsets + (0 if is_right else len(text) - len(part))
+            words.append(self._locate_words(text, tokens._replace(offsets=offsets), room))
+        return words
 
     def _locate_words(self, text: str, tokens: EncodedText, room: int) -> TextWords:
         """Return a text's words among the first `room` tokens, as spans of whole characters.

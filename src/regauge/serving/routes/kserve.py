@@ -194,7 +194,7 @@ async def _infer(call: Call[InferBody]) -> Response:
         outputs, texts = await _compute(call, model, tensors)
         outputs.check_failures()
         document = {"model_name": name, "model_version": _name_version(model)}
-        tensors_out = build_outputs(model, outputs.values, texts)
+        tensors_out = await call.context.run_in_thread(build_outputs, model, outputs.values, texts)
     if body.id is not None:
         document["id"] = body.id
     return _build_response(document, _select_outputs(body, tensors_out))

@@ -240,7 +240,7 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
             name = call.choose_name(options.model)
             model = call.context.models.use_for_text(name)
             version = await stack.enter_async_context(model)
-            prompts = options.encode_prompts(version)
+            prompts = await call.context.run_in_thread(options.encode_prompts, version)
             answers = _start_answers(stack, version, options, prompts, timeout)
             output = formatter(version)
             num_prompt_tokens = sum(map(len, prompts))

@@ -5,6 +5,7 @@ Schema source: https://huggingface.github.io/text-embeddings-inference/.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -52,6 +53,8 @@ ERROR_KINDS = {
 PAIR_TEXTS = 2
 RANKER_KINDS: tuple[OutputKind, ...] = ("values", "scores")
 PREDICTED_KINDS: tuple[OutputKind, ...] = ("classes", *RANKER_KINDS, "entities")
+TOKEN_BYTES = 1 << 20
+"""Maximum body of routes for tokens, whose answers are many times as large."""
 
 
 class ModelBody(RequestBody):
@@ -244,7 +247,9 @@ async def predict(call: Call[PredictBody]) -> Response:
         columns, is_single = _read_predict_inputs(body, model)
         options = call.build_options(len(columns[0]))
         outputs = await model.compute(_build_inputs(body, columns), options)
-        rows = _build_predictions(model, outputs.values, columns, body)
+        rows = await call.context.run_in_thread(
+            _build_predictions, model, outputs.values, columns, body
+        )
     _check_records(call, outputs)
     answers = [None if index in outputs.failures else row for index, row in enumerate(rows)]
     return build_output_response(call.context, answers[0] if is_single else answers, outputs)
@@ -279,9 +284,10 @@ async def _decode(call: Call[DecodeBody]) -> Response:
     lists = [ids] if ids and isinstance(ids[0], int) else ids
     call.build_options(len(lists))
     async with call.use_model(call.body.model) as model:
-        skips = call.body.skip_special_tokens
-        decode = model.preprocessor.decode_ids
-        texts = [decode(row, skip_special_tokens=skips) for row in lists]
+        decode = partial(
+            model.preprocessor.decode_ids, skip_special_tokens=call.body.skip_special_tokens
+        )
+        texts: list[str] = await call.context.run_in_thread(list, map(decode, lists))
     return build_json_response(texts)
 
 
@@ -406,7 +412,9 @@ ROUTES: tuple[RouteSpec[Any], ...] = (
     RouteSpec("POST", "/rerank", rerank, RerankBody, "Rank texts for a query."),
     RouteSpec("POST", "/predict", predict, PredictBody, "Return classes of texts."),
     RouteSpec("POST", "/similarity", compare, SimilarityBody, "Compare a text with others."),
-    RouteSpec("POST", "/tokenize", _tokenize, TokenizeBody, "Return the tokens of texts."),
-    RouteSpec("POST", "/decode", _decode, DecodeBody, "Return the texts of tokens."),
+    RouteSpec(
+        "POST", "/tokenize", _tokenize, TokenizeBody, "Return the tokens of texts.", TOKEN_BYTES
+    ),
+    RouteSpec("POST", "/decode", _decode, DecodeBody, "Return the texts of tokens.", TOKEN_BYTES),
     RouteSpec("GET", "/info", _show_info, EmptyBody, "Describe the model and its limits."),
 )

@@ -104,10 +104,11 @@ class TextVersion(LoadedVersion):
 
         Raises DataError if the text is too long for the model, or is not valid Unicode.
         """
+        self._check_length(is_long=len(text) > self._completion.max_characters)
         if not is_unicode(text):
             raise DataError("the prompt is not valid Unicode", "send text in UTF-8")
         encoded = self._completion.encode_records([[text]])
-        self._check_length(encoded.num_truncated)
+        self._check_length(is_long=encoded.num_truncated > 0)
         return encoded.records.texts[0].ids
 
     def encode_chat(self, record: Mapping[str, Any]) -> np.ndarray:
@@ -126,8 +127,9 @@ class TextVersion(LoadedVersion):
         except TemplateError as error:
             problem = f"the chat template cannot render the conversation: {error}"
             raise DataError(problem, "send messages that the template knows") from None
+        self._check_length(is_long=len(request) > self._chat.max_characters)
         encoded = self._chat.encode_requests([request])
-        self._check_length(encoded.num_truncated)
+        self._check_length(is_long=encoded.num_truncated > 0)
         return encoded.records.texts[0].ids
 
     def build_answer(self, generation: Generation) -> AnswerText:
@@ -137,8 +139,8 @@ class TextVersion(LoadedVersion):
     def _decode(self, tokens: list[int]) -> str:
         return self._chat.decode(np.array([tokens], np.int64))[0] if tokens else ""
 
-    def _check_length(self, num_truncated: int) -> None:
-        if num_truncated:
+    def _check_length(self, *, is_long: bool) -> None:
+        if is_long:
             problem = f"the prompt has more than the {self._max_length} tokens that the model reads"
             raise RequestTooLongError(problem, "shorten the prompt")
 

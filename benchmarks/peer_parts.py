@@ -16,6 +16,7 @@ from regauge import accelerators, config
 from regauge.accelerators import Accelerator
 from regauge.data import mixture
 from regauge.data.dataset import Dataset
+from regauge.data.loader import build_loader
 from regauge.data.row_order import PADDING, sample_rows
 from regauge.models import multitask
 from regauge.models.init_weights import build_initial_weights, materialize
@@ -26,7 +27,7 @@ from regauge.training.defaults import check_precision
 from regauge.training.heldout import HeldoutSet
 from regauge.training.optimizer_defaults import resolve_optimizer
 from regauge.training.settings import TrainSettings
-from regauge.training.task_runtime import build_loader, build_module
+from regauge.training.task_runtime import build_module
 
 
 @dataclass(frozen=True)

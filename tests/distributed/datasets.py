@@ -50,7 +50,7 @@ def write_packed(folder: Path, rows: int = 40, heldout: int = 10, seed: int = 1)
         "tokens": ColumnInfo(max_length=LENGTH),
         "segments": ColumnInfo(max_length=LENGTH, kind="segments"),
     }
-    return _write(folder, "packed", fields, splits)
+    return write_rows(folder, "packed", fields, splits)
 
 
 def write_pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
@@ -78,7 +78,27 @@ def write_pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     )
     fields["similarity"] = ColumnInfo(max_length=1, kind="float", min=0, max=1)
     fields["embedding"] = ColumnInfo(max_length=WIDTH, kind="vector", min=1, max=1)
-    return _write(folder, "fields", fields, splits)
+    return write_rows(folder, "fields", fields, splits)
+
+
+def write_lengths(folder: Path, lengths: dict[str, list[int]]) -> Path:
+    """Write training rows with texts of these lengths by field, and one of two classes."""
+    sizes = zip(*lengths.values(), strict=True)
+    rows: list[Row] = [
+        {**{name: [5] * size for name, size in zip(lengths, row, strict=True)}, "label": index % 2}
+        for index, row in enumerate(sizes)
+    ]
+    splits: dict[str, list[Row]] = {"train": rows, "heldout": []}
+    fields = {name: _build_text_column(name, max(lengths[name]), splits) for name in lengths}
+    fields["label"] = ColumnInfo(
+        max_length=1,
+        kind="integer",
+        ranges={"train": (0, 1)},
+        class_counts=_count_classes("label", splits),
+        min=0,
+        max=1,
+    )
+    return write_rows(folder, "fields", fields, splits)
 
 
 def _count_classes(name: str, splits: dict[str, list[Row]]) -> dict[str, tuple[int, ...]]:
@@ -113,7 +133,7 @@ def write_groups(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     fields["price"] = ColumnInfo(kind="float", std=2.0, **number, **listed)
     fields["brand"] = ColumnInfo(max_length=1, kind="category", num_distinct=9, **listed)
     fields["label"] = ColumnInfo(kind="integer", std=0.5, **number, **listed)
-    return _write(folder, "groups", fields, splits)
+    return write_rows(folder, "groups", fields, splits)
 
 
 def _spread(limit: int) -> tuple[int, ...]:
@@ -153,7 +173,7 @@ def write_chats(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     }
     kinds: dict[str, Any] = {"tokens": "tokens", "segments": "segments", "loss_mask": "loss_mask"}
     fields = {name: ColumnInfo(max_length=LENGTH, kind=kind) for name, kind in kinds.items()}
-    return _write(folder, "chat", fields, splits)
+    return write_rows(folder, "chat", fields, splits)
 
 
 def write_preferences(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
@@ -161,7 +181,9 @@ def write_preferences(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     splits = {"train": _preference_rows(rows, 9), "heldout": _preference_rows(heldout, 10)}
     fields = {name: _build_text_column(name, LENGTH, splits) for name in ("chosen", "rejected")}
     mask = ColumnInfo(max_length=LENGTH, kind="loss_mask")
-    return _write(folder, "preferences", fields | {f"{name}_mask": mask for name in fields}, splits)
+    return write_rows(
+        folder, "preferences", fields | {f"{name}_mask": mask for name in fields}, splits
+    )
 
 
 def _preference_rows(count: int, seed: int) -> list[Row]:
@@ -183,7 +205,7 @@ def write_halves(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     splits = {"train": _half_rows(rows, 7), "heldout": _half_rows(heldout, 8)}
     limit = LENGTH // 2
     fields = {name: _build_text_column(name, limit, splits) for name in ("first", "second")}
-    return _write(folder, "sentence-pairs", fields, splits)
+    return write_rows(folder, "sentence-pairs", fields, splits)
 
 
 def _half_rows(count: int, seed: int) -> list[Row]:
@@ -215,7 +237,7 @@ def write_tagged(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     fields["tags"] = ColumnInfo(
         max_length=1, kind="integers", class_names=TAGS, class_counts=counts
     )
-    return _write(folder, "tagged", fields, splits)
+    return write_rows(folder, "tagged", fields, splits)
 
 
 def _tagged_rows(count: int, seed: int) -> list[Row]:
@@ -311,12 +333,13 @@ def _type(field: ColumnInfo) -> pa.DataType:
     return pa.list_(one) if field.max_group_size > 1 else one
 
 
-def _write(
+def write_rows(
     folder: Path,
     layout: str,
     fields: dict[str, ColumnInfo],
     splits: dict[str, list[Row]],
 ) -> Path:
+    """Write a dataset with these rows by split."""
     (folder / "tokenizer").mkdir(parents=True)
     _write_tokenizer(folder / "tokenizer")
     described = {}

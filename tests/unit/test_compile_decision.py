@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from regauge.data.buckets import BatchForm
+from distributed import datasets
+from regauge.data.dataset import Dataset
+from regauge.data.settings import DataSettings
 from regauge.tasks.classify import Classify
 from regauge.training.compile.decision import (
     CompileTiming,
-    estimate_length_shares,
+    LengthShares,
     find_cost_problem,
     is_worthwhile,
+    measure_length_shares,
 )
 
 
@@ -51,17 +55,32 @@ def test_a_machine_that_is_shared_compiles_more_slowly() -> None:
     assert find_cost_problem(eager_seconds=1.0, slowdown=2.0, run_seconds=867.0) is None
 
 
-def test_an_eager_run_of_short_texts_computes_less_than_a_compiled_one() -> None:
+def test_an_eager_run_of_short_texts_computes_less_than_a_compiled_one(tmp_path: Path) -> None:
     """One text in nine has 128 tokens, so nearly each batch of 32 has the largest length."""
-    histogram = (0,) * 8 + (800,) + (0,) * 119 + (100,)
-    column = SimpleNamespace(kind="tokens", lengths={"train": histogram})
-    manifest: Any = SimpleNamespace(columns={"text": column})
-    form = BatchForm(rows=32, microbatch_rows=32, has_any_shape=True)
-    shares = estimate_length_shares(Classify(), manifest, form)
+    datasets.write_lengths(tmp_path / "data", {"text": ([8] * 8 + [128]) * 64})
+    data = Dataset(tmp_path / "data")
+
+    def measure(*, can_pack: bool) -> LengthShares:
+        batch = SimpleNamespace(rows=32, microbatch=32)
+        task: Any = SimpleNamespace(
+            task=Classify(),
+            batch=batch,
+            manifest=data.manifest,
+            bucket_lengths=(8, 128),
+            can_pack=can_pack,
+        )
+        config = SimpleNamespace(data=DataSettings(path=str(data.folder)))
+        context: Any = SimpleNamespace(
+            settings=SimpleNamespace(task_configs=(config,), seed=0),
+            tasks=(task,),
+            accelerator=SimpleNamespace(has_dynamic_shapes=True),
+        )
+        return measure_length_shares(context, task)
+
+    shares = measure(can_pack=True)
     real = (8 * 8 / 9 + 128 / 9) / 128
     assert shares.eager == pytest.approx(real, rel=0.1)
-    assert shares.compiled > 0.95
+    assert shares.compiled > 0.9
     times = CompileTiming(eager_seconds=2.0, compiled_seconds=1.0, compile_seconds=5.0)
     assert times.scale(shares) == (2.0 * shares.eager, shares.compiled, 5.0)
-    static = estimate_length_shares(Classify(), manifest, form._replace(has_any_shape=False))
-    assert static == (shares.compiled, shares.compiled)
+    assert measure(can_pack=False) == (shares.compiled, shares.compiled)

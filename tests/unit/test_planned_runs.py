@@ -13,14 +13,12 @@ from distributed import datasets
 from distributed.runs import TASKS as TASK_TABLES
 from distributed.runs import settings as build_settings
 from regauge import config
-from regauge.data.buckets import BatchForm
-from regauge.data.dataset import ColumnInfo, DatasetManifest, SplitInfo, assume_manifest
+from regauge.data.dataset import ColumnInfo
 from regauge.machines.machine_rates import find_machine
 from regauge.models.ranker import RankerShape, RankingHead
 from regauge.models.settings import Interactions
 from regauge.planner.run_plans import option_search
 from regauge.planner.run_plans.plan_document import describe_plan
-from regauge.planner.run_plans.prepared_data import read_lengths
 from regauge.planner.run_plans.run_request import read_request
 from regauge.planner.run_plans.task_plans import judge_memory, plan_tasks
 from regauge.system import choices
@@ -30,25 +28,7 @@ from regauge.tasks.rank import Rank
 from regauge.training import dry_run
 from regauge.training.strategies.fsdp import Fsdp
 
-FORM = BatchForm(rows=16, microbatch_rows=16, has_any_shape=False)
-
 CANDIDATES = 5
-
-
-def build_manifest(columns: dict[str, list[int]], layout: str = "groups") -> DatasetManifest:
-    """Return the manifest of training texts with these length histograms, by column."""
-    infos = {
-        name: ColumnInfo(
-            max_length=len(counts) - 1,
-            lengths={"train": tuple(counts)},
-            max_group_size=CANDIDATES if name == "document" else 1,
-        )
-        for name, counts in columns.items()
-    }
-    infos["label"] = ColumnInfo(max_length=1, kind="float", max_group_size=CANDIDATES)
-    rows = sum(next(iter(columns.values())))
-    splits = {"train": SplitInfo(rows=rows, tokens=1000, shards=())}
-    return assume_manifest(layout, infos).model_copy(update={"splits": splits})
 
 
 def read_task(kind: str, **table: Any) -> Task:
@@ -76,30 +56,51 @@ def test_a_task_of_the_user_is_planned_by_its_own_class(
     assert request.job.length == 64
 
 
+def write_queries(folder: Path) -> dict[str, Any]:
+    """Write queries of 10 tokens with one of 5 documents, of 20; return a run file's tables."""
+    column = ColumnInfo(max_length=1, kind="float", max_group_size=CANDIDATES)
+    document = ColumnInfo(
+        max_length=20, max_group_size=CANDIDATES, lengths={"train": (*[0] * 20, 64)}
+    )
+    rows = [{"query": [5] * 10, "document": [[6] * 20], "label": [0.5]}] * 64
+    query = ColumnInfo(max_length=10, lengths={"train": (*[0] * 10, 64)})
+    columns = {"query": query, "document": document, "label": column}
+    datasets.write_rows(folder, "groups", columns, {"train": rows, "heldout": []})
+    return {
+        "task": {"kind": "rank"},
+        "data": {"path": str(folder)},
+        "model": {"architecture": "bert", "config": {"vocab_size": 100}},
+        "batch": {"rows": 16, "microbatch_rows": 16},
+    }
+
+
 def test_missing_candidates_are_padding(tmp_path: Path) -> None:
-    """Queries of 10 tokens with one document of 20 have 4 of 5 candidates missing."""
-    manifest = build_manifest({"query": [0] * 10 + [4000], "document": [0] * 20 + [4000]})
-    lengths = read_lengths(read_task("rank"), manifest, FORM, tmp_path)
+    """Four of five candidates are missing."""
+    tables = write_queries(tmp_path / "data")
+    compiled = read_request({**tables, "execution": {"compile": "blocks"}}, tmp_path / "run.toml")
+    lengths = compiled.lengths
     assert lengths.sequences_per_row == 1 + CANDIDATES
     assert lengths.length == pytest.approx(24, abs=0.01)
     assert lengths.real_fraction == pytest.approx((10 + 20) / (6 * 24), rel=0.001)
-    packed = FORM._replace(has_any_shape=True)
-    assert read_lengths(read_task("rank"), manifest, packed, tmp_path).real_fraction > 0.85
+    packed = read_request(tables, tmp_path / "run.toml").lengths
+    assert packed.real_fraction > 0.85
+    static = {**tables, "accelerator": {"kind": "neuron"}}
+    assert read_request(static, tmp_path / "run.toml").lengths == lengths
 
 
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (read_task("rank", document=("documnt",)), "no text field 'documnt'; did you mean 'docu"),
-        (read_task("clm"), "task 'clm' needs rows of layout 'packed'"),
+        ({"kind": "rank", "document": ("documnt",)}, "no text field 'documnt'; did you mean 'docu"),
+        ({"kind": "clm"}, "task 'clm' needs rows of layout 'packed'"),
     ],
 )
 def test_data_that_does_not_suit_the_task_is_refused(
-    task: Task, message: str, tmp_path: Path
+    task: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    manifest = build_manifest({"query": [0, 1], "document": [0, 1]})
+    tables = {**write_queries(tmp_path / "data"), "task": task}
     with pytest.raises(SettingsError, match=message):
-        read_lengths(task, manifest, FORM, tmp_path)
+        read_request(tables, tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize(

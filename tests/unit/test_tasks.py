@@ -17,6 +17,7 @@ from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey, hash_texts
 from regauge.data.buckets import BatchForm
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
+from regauge.data.settings import DataSettings
 from regauge.models.settings import Model
 from regauge.system.errors import SettingsError
 from regauge.tasks import Task, _retrieval
@@ -214,7 +215,8 @@ def test_a_dataset_of_another_layout_is_refused(
         task.check_dataset(other.manifest)
     assert task.bucket_lengths(fitting.manifest) == (datasets.LENGTH,)
     form = BatchForm(rows=8, microbatch_rows=4, has_any_shape=True)
-    assert 0.5 < task.real_token_fraction(fitting.manifest, form) <= 1
+    counts = task.sample_tokens(DataSettings(path=str(fitting.folder)), fitting.manifest, form)
+    assert 0.5 < counts.real_fraction <= 1
 
 
 def test_only_answer_tokens_have_weight(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regauge.data.batches import build_packing
-from regauge.data.buckets import BatchForm, choose_bucket_lengths, count_batch_tokens
+from regauge.data.buckets import choose_bucket_lengths
 from regauge.data.packing import MAX_PACKED_SHARE, pack_texts
 from regauge.models.architectures import ClassHead, HeadKind, build_model
 from regauge.models.modules import Classifier, Encoder, TextModule, TokenClassifier
@@ -68,7 +68,7 @@ def draw_lengths(median: float, spread: float, longest: int) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("rows", [32, 128])
-def test_the_expected_padding_is_that_of_real_batches(
+def test_batches_of_any_shape_have_little_padding(
     median: float, spread: float, longest: int, rows: int
 ) -> None:
     lengths = draw_lengths(median, spread, longest)
@@ -82,9 +82,6 @@ def test_the_expected_padding_is_that_of_real_batches(
         computed += packed.num_tokens if packed else padded * rows
         real += sum(batch)
     measured = real / computed
-    form = BatchForm(rows, rows, has_any_shape=True)
-    expected = lengths.mean() / count_batch_tokens(histogram, buckets, form, 1)
-    assert expected == pytest.approx(measured, abs=0.02)
     assert measured >= 0.9
 
 
@@ -96,9 +93,6 @@ def test_batches_of_one_shape_are_padded_to_their_longest_text() -> None:
     batches = lengths[: len(lengths) // 32 * 32].reshape(-1, 32).max(1)
     computed = sum(next(size for size in buckets if size >= longest) for longest in batches)
     measured = lengths[: len(batches) * 32].sum() / (32 * computed)
-    form = BatchForm(32, 32, has_any_shape=False)
-    expected = lengths.mean() / count_batch_tokens(histogram, buckets, form, 1)
-    assert expected == pytest.approx(measured, abs=0.02)
     assert measured < 0.5
 
 

@@ -5,11 +5,10 @@ Entry i in a histogram is the number of texts with i tokens. Nothing here import
 
 from __future__ import annotations
 
-import random
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from regauge.data.packing import LENGTH_MULTIPLE, pack_texts
+from regauge.data.packing import LENGTH_MULTIPLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
 """(up to this length, distance between fine lengths); they cost about 4 % padding."""
 MIN_FINE_LENGTH = 4
-MAX_SIMULATED_BATCHES, SIMULATED_TEXTS = 32, 1 << 15
-"""Most batches to simulate padding for; texts after which no further batch is drawn."""
 
 
 class BatchForm(NamedTuple):
@@ -29,6 +26,21 @@ class BatchForm(NamedTuple):
     microbatch_rows: int
     has_any_shape: bool
     """Whether texts are packed into rows, because no shape is compiled."""
+    processes: int = 1
+
+
+class TokenCounts(NamedTuple):
+    """Tokens in training batches."""
+
+    rows: int
+    """Rows, including those missing at the end of an epoch."""
+    real: int
+    computed: int
+    """Tokens that the model computes, padding included."""
+
+    @property
+    def real_fraction(self) -> float:
+        return self.real / self.computed
 
 
 def list_fine_lengths(max_length: int) -> list[int]:
@@ -38,30 +50,6 @@ def list_fine_lengths(max_length: int) -> list[int]:
         lengths.append(length)
         length += next(step for limit, step in LENGTH_STEPS if length < limit)
     return [*lengths, max_length]
-
-
-def count_batch_tokens(
-    histogram: Sequence[int], bucket_lengths: tuple[int, ...], form: BatchForm, texts_per_row: int
-) -> float:
-    """Return the expected tokens per text, padding included, as batches are built.
-
-    `histogram` counts the texts to sort by length or pack, `texts_per_row` from each row. Batches
-    are drawn from it.
-    """
-    if not any(histogram):
-        return 0.0
-    generator = random.Random(0)  # noqa: S311 - not for secrets
-    count, size = form.rows * texts_per_row, form.microbatch_rows * texts_per_row
-    num_batches = max(1, min(MAX_SIMULATED_BATCHES, SIMULATED_TEXTS // count))
-    tokens = 0
-    for _ in range(num_batches):
-        drawn = generator.choices(range(len(histogram)), histogram, k=count)
-        drawn.sort(reverse=True)
-        for lengths in (drawn[start : start + size] for start in range(0, count, size)):
-            length = find_bucket_length(lengths[0], bucket_lengths)
-            packed = pack_texts(lengths, length) if form.has_any_shape else None
-            tokens += packed.num_tokens if packed else len(lengths) * length
-    return tokens / (num_batches * count)
 
 
 def choose_bucket_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from regauge.data.row_order import PADDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from regauge.data.dataset import DatasetRows
+    from regauge.data.dataset import Dataset, DatasetRows
+    from regauge.system.processes import World
 
 
 EVALUATION = -1
@@ -115,17 +116,21 @@ class BatchLoader:
 
     def load_batches(self, row_numbers: np.ndarray, *, epoch: int, step: int) -> list[Arrays]:
         """Return this process's batches for a global batch of row numbers."""
+        return list(self._build_batches(row_numbers, RandomKey(self._seed, epoch, step)))
+
+    def _build_batches(self, row_numbers: np.ndarray, key: RandomKey) -> Iterator[Arrays]:
         plans = self._collator.split_batch(
             self._rows, row_numbers, self._microbatch_rows, self._bucket_lengths
         )
-        key = RandomKey(self._seed, epoch, step)
-        batches = [
-            self._collator.build_batch(self._rows, plan, key, self._config)
-            for plan in self._share.select(plans, self._bucket_lengths)
-        ]
-        if self._packs_texts:
-            batches = [batch | build_packing(batch["segments"]) for batch in batches]
-        return batches
+        for plan in self._share.select(plans, self._bucket_lengths):
+            batch = self._collator.build_batch(self._rows, plan, key, self._config)
+            yield batch | build_packing(batch["segments"]) if self._packs_texts else batch
+
+    def count_tokens(self, row_numbers: np.ndarray, *, epoch: int, step: int) -> tuple[int, int]:
+        """Count this process's real and computed tokens in a global batch."""
+        batches = self._build_batches(row_numbers, RandomKey(self._seed, epoch, step))
+        real, computed = map(sum, zip(*map(count_tokens, batches), strict=True))
+        return real, computed
 
     def read_row(self, number: int) -> dict[str, np.ndarray]:
         """Return one dataset row, unchanged."""
@@ -166,6 +171,42 @@ class BatchLoader:
             return {"slots": plan.slots, "real": is_real, **arrays}
 
         return map(build_batch, local_plans), num_padded
+
+
+def build_loader(
+    task: Collator,
+    dataset: Dataset,
+    split: str,
+    *,
+    world: World,
+    rows: int,
+    bucket_lengths: tuple[int, ...],
+    seed: int,
+) -> BatchLoader:
+    """Return this process's loader for a split; `rows` is the microbatch size."""
+    tokenizer = dataset.manifest.tokenizer
+    members = max(field.max_group_size for field in dataset.manifest.columns.values())
+    return BatchLoader(
+        task,
+        dataset.rows(split),
+        config=CollatorConfig(
+            tokenizer.vocab_size,
+            tokenizer.pad_token_id,
+            tokenizer.mask_token_id,
+            tokenizer.special_token_ids,
+            members,
+        ),
+        microbatch_rows=rows,
+        bucket_lengths=bucket_lengths,
+        share=RankShare(world.rank, world.size),
+        seed=seed,
+    )
+
+
+def count_tokens(batch: dict[str, Any]) -> tuple[int, int]:
+    """Count a batch's real tokens, and its computed tokens, padding included."""
+    segments = batch["segments"]
+    return int(np.count_nonzero(segments)), int(batch.get("packed", segments).size)
 
 
 def prefetch_batches(

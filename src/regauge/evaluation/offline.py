@@ -13,6 +13,7 @@ from regauge.accelerators import REFERENCE_KIND, claim_device, init_process_grou
 from regauge.config import FORMAT, dump, parse_choice
 from regauge.config.output_files import EVALUATION, SAMPLES
 from regauge.data.dataset import Dataset
+from regauge.data.loader import build_loader
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
@@ -32,7 +33,6 @@ from regauge.training.defaults import resolve_execution
 from regauge.training.generation import generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means, load_custom_metrics
 from regauge.training.settings import Evaluation
-from regauge.training.task_runtime import build_loader
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self
 from typing_extensions import TypedDict  # readers validate it, and need this one on Python 3.11
 
 from regauge.config import Choice
+from regauge.data.buckets import TokenCounts
 from regauge.models.io_spec import ModelHead
 from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.data.settings import DataSettings
     from regauge.models.architectures import HeadKind
     from regauge.models.dropout import DropoutKeys
     from regauge.models.io_spec import InputSpec, OutputKind
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 MetricSums = dict[str, tuple[Any, Any]]
 """Metric name -> (weighted sum, weight); the mean is taken once, over all rows."""
+MAX_SAMPLED_STEPS, MAX_SAMPLED_ROWS = 32, 1 << 13
+"""Most steps, and about how many rows, whose tokens are counted before a run."""
 ITEMS = "items"
 """Metric name for the number of items (rows, tokens or queries) averaged over."""
 
@@ -162,15 +167,58 @@ class Task(Choice):
         """Return the lengths in tokens to which batches are padded, ascending."""
         return (manifest.columns["tokens"].max_length,)
 
-    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        """Return the expected text length with padding, in tokens, over all batches."""
-        del form
-        return self.bucket_lengths(manifest)[-1]
+    @property
+    def packs_texts(self) -> bool:
+        """Whether texts are packed into rows if batches may have any shape."""
+        return False
 
-    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        """Return the expected fraction of tokens that are not padding, over all batches."""
-        del form
-        return manifest.real_token_fraction
+    def sample_tokens(
+        self,
+        data: DataSettings,
+        manifest: DatasetManifest,
+        form: BatchForm,
+        *,
+        seed: int = 0,
+        total_steps: Callable[[int], int] | None = None,
+    ) -> TokenCounts:
+        """Build some of a run's batches, or all if it is short, and count their tokens.
+
+        `manifest` belongs to `data`. `total_steps` maps an epoch's steps to the run's, by default
+        one epoch.
+        """
+        from regauge.data import mixture
+        from regauge.data.loader import build_loader
+
+        order = mixture.build_row_order(data, manifest, form.rows, seed)
+        per_epoch = order.steps_per_epoch
+        num_steps = total_steps(per_epoch) if total_steps else per_epoch
+        max_sampled = max(min(MAX_SAMPLED_STEPS, MAX_SAMPLED_ROWS // form.rows), 1)
+        sampled = range(0, num_steps, -(-num_steps // max_sampled))
+        is_even = form.rows // form.microbatch_rows % form.processes == 0
+        size = 1 if is_even else form.processes
+        dataset, lengths = mixture.open_data(data), self.bucket_lengths(manifest)
+        loaders = [
+            build_loader(
+                self,
+                dataset,
+                "train",
+                world=World(rank, size),
+                rows=form.microbatch_rows,
+                bucket_lengths=lengths,
+                seed=seed,
+            )
+            for rank in range(size)
+        ]
+        if form.has_any_shape and self.packs_texts:
+            for loader in loaders:
+                loader.pack_texts()
+        counts = [
+            loader.count_tokens(order.batch(step), epoch=order.epoch(step), step=step)
+            for step in sampled
+            for loader in loaders
+        ]
+        real, computed = map(sum, zip(*counts, strict=True))
+        return TokenCounts(len(sampled) * form.rows, real, computed)
 
     def slots_per_row(self) -> int:
         """Return how many texts per row are placed in microbatches independently."""

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from regauge.data.buckets import (
     choose_bucket_lengths,
-    count_batch_tokens,
     sum_histograms,
 )
 from regauge.models.io_spec import InputSpec
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
-    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.tasks._arrays import Texts
@@ -93,30 +91,7 @@ class FieldsTask(Task):
 
     @property
     def packs_texts(self) -> bool:
-        """Whether texts are packed into rows if batches may have any shape."""
         return True
-
-    def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Count texts by length, even if `length_histogram` counts rows."""
-        return self.length_histogram(manifest)
-
-    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        histogram, lengths = self.length_histogram(manifest), self.bucket_lengths(manifest)
-        form = form._replace(has_any_shape=form.has_any_shape and self.packs_texts)
-        if not form.has_any_shape:
-            return count_batch_tokens(histogram, lengths, form, self.slots_per_row())
-        texts, rows = self.text_histogram(manifest), max(self._count_rows(manifest), 1)
-        tokens = count_batch_tokens(texts, lengths, form, max(round(sum(texts) / rows), 1))
-        return tokens * sum(texts) / (rows * self.sequences_per_row(manifest))
-
-    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        texts = self.text_histogram(manifest)
-        tokens = sum(length * count for length, count in enumerate(texts))
-        sequences = self._count_rows(manifest) * self.sequences_per_row(manifest)
-        return tokens / max(self.padded_length(manifest, form) * sequences, 1)
-
-    def _count_rows(self, manifest: DatasetManifest) -> float:
-        return sum(self.length_histogram(manifest)) / self.slots_per_row()
 
     def split_batch(
         self,

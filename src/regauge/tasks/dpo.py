@@ -58,9 +58,6 @@ class Dpo(FieldsTask):
         """
         return longest_text_histogram([field_histogram(manifest, name) for name in ANSWERS])
 
-    def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        return super().length_histogram(manifest)
-
     @property
     def packs_texts(self) -> bool:
         return False

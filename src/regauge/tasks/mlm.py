@@ -9,7 +9,6 @@ from pydantic import Field
 from regauge.models.io_spec import InputSpec
 from regauge.system.errors import SettingsError
 from regauge.tasks import MetricSums
-from regauge.tasks._fields import field_histogram
 from regauge.tasks._tokens import NLL, TokenTask
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
-    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.architectures import HeadKind
@@ -48,11 +46,6 @@ class Mlm(TokenTask):
         if self.next_sentence:
             return (_max_row_tokens(manifest),)
         return super().bucket_lengths(manifest)
-
-    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        if self.next_sentence:
-            return _padded_token_fraction(manifest)
-        return super().real_token_fraction(manifest, form)
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         if self.next_sentence:
@@ -205,10 +198,3 @@ def choose_partners(
 
 def _max_row_tokens(manifest: DatasetManifest) -> int:
     return sum(manifest.columns[name].max_length for name in HALVES)
-
-
-def _padded_token_fraction(manifest: DatasetManifest) -> float:
-    """Return the fraction of real tokens if every row is padded to the maximum length."""
-    histograms = [field_histogram(manifest, name) for name in HALVES]
-    tokens = sum(length * n for counts in histograms for length, n in enumerate(counts))
-    return tokens / max(_max_row_tokens(manifest) * sum(histograms[0]), 1)

@@ -149,15 +149,9 @@ class Rank(FieldsTask):
         names = self.text_columns()
         return longest_text_histogram([field_histogram(manifest, name) for name in names])
 
-    def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        return super().length_histogram(manifest)
-
     @property
     def packs_texts(self) -> bool:
         return self.encoders == "shared"
-
-    def _count_rows(self, manifest: DatasetManifest) -> float:
-        return sum(field_histogram(manifest, self.query[0])) if self.query else 0
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         return max(1, self._count_texts(manifest.columns[self.label].max_group_size))

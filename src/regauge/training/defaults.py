@@ -87,11 +87,16 @@ def check_device(settings: TrainSettings) -> None:
     check_precision(accelerator, settings.execution.precision)
     if accelerator.is_lazy:
         _check_lazy(settings, accelerator)
-    size = count_local_processes(settings.execution.processes, accelerator)
-    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
-    world = processes.World(size=size * (topology.max_nodes if topology else 1), local_size=size)
+    world = count_world(settings, accelerator)
     strategy = settings.strategy or default_strategy(world.size)
     _check_strategy(strategy, world, settings.optimizer.kind, lazy=accelerator.is_lazy)
+
+
+def count_world(settings: TrainSettings, accelerator: Accelerator) -> World:
+    """Return the world of a run with all its nodes; the rank is 0."""
+    size = count_local_processes(settings.execution.processes, accelerator)
+    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+    return processes.World(size=size * (topology.max_nodes if topology else 1), local_size=size)
 
 
 def _check_lazy(settings: TrainSettings, accelerator: Accelerator) -> None:

@@ -20,7 +20,12 @@ from regauge.system.hub import local_only, resolve_model
 from regauge.system.log import logger
 from regauge.system.wording import format_count
 from regauge.training import run_record, task_schedule, warm_start
-from regauge.training.defaults import check_device, check_world_size, find_accelerator
+from regauge.training.defaults import (
+    check_device,
+    check_world_size,
+    count_world,
+    find_accelerator,
+)
 from regauge.training.optimizer_defaults import describe_optimizer
 from regauge.training.resolve import resolve_data
 
@@ -159,14 +164,18 @@ def _describe_padding(
     batch, compile_mode = config.batch, settings.execution.compile
     microbatch_rows = batch.rows if batch.microbatch_rows == "auto" else batch.microbatch
 
-    def estimate(*, has_any_shape: bool) -> float:
-        form = BatchForm(batch.rows, microbatch_rows, has_any_shape)
-        return round(config.task.real_token_fraction(manifest, form), 4)
+    def count(*, has_any_shape: bool) -> float:
+        size = count_world(settings, accelerator).size
+        form = BatchForm(batch.rows, microbatch_rows, has_any_shape, size)
+        counts = config.task.sample_tokens(
+            config.data, manifest, form, seed=settings.seed, total_steps=settings.stop.total_steps
+        )
+        return round(counts.real_fraction, 4)
 
-    compiled = estimate(has_any_shape=False)
+    compiled = count(has_any_shape=False)
     if not accelerator.has_dynamic_shapes or compile_mode == "blocks":
         return {"real_token_fraction": compiled}
-    uncompiled = estimate(has_any_shape=True)
+    uncompiled = count(has_any_shape=True)
     is_undecided = compile_mode == "auto" and compiled != uncompiled
     return {
         "real_token_fraction": uncompiled,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from regauge.config.output_files import LEDGER
+from regauge.data.loader import count_tokens
 from regauge.models.tensors import local_shard
 from regauge.monitoring.trackers import AVERAGED_STEPS, TRAIN_LOSS
 from regauge.system import jsonl
@@ -142,12 +143,6 @@ class MfuMeter:
             is_faster = again.flops_per_second[self._precision] > peak
             self.chip = again if is_faster else replace(self.chip, is_measured=False)  # confirmed
         return achieved / self.chip.flops_per_second[self._precision]
-
-
-def count_tokens(batch: dict[str, Any]) -> tuple[int, int]:
-    """Count a batch's real tokens, and its computed tokens, padding included."""
-    segments = batch["segments"]
-    return int(np.count_nonzero(segments)), int(batch.get("packed", segments).size)
 
 
 def memory_by_content(context: RunContext, state: TrainState) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge.data import mixture
-from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
+from regauge.data.loader import build_loader
 from regauge.data.row_order import sample_rows
 from regauge.models import multitask
 from regauge.models.flops import flops_per_token
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Accelerator
     from regauge.data.dataset import Dataset, DatasetManifest
+    from regauge.data.loader import BatchLoader
     from regauge.data.row_order import RowOrder
     from regauge.models.modules import TextModule
     from regauge.system.processes import World
@@ -156,33 +157,3 @@ def _build_heldout_sets(
             custom_metrics=load_custom_metrics(settings.evaluation.metrics),
         )
     return heldout_sets
-
-
-def build_loader(
-    task: Task,
-    dataset: Dataset,
-    split: str,
-    *,
-    world: World,
-    rows: int,
-    bucket_lengths: tuple[int, ...],
-    seed: int,
-) -> BatchLoader:
-    """Return this process's loader for a split; `rows` is the microbatch size."""
-    facts = dataset.manifest.tokenizer
-    members = max(field.max_group_size for field in dataset.manifest.columns.values())
-    return BatchLoader(
-        task,
-        dataset.rows(split),
-        config=CollatorConfig(
-            facts.vocab_size,
-            facts.pad_token_id,
-            facts.mask_token_id,
-            facts.special_token_ids,
-            members,
-        ),
-        microbatch_rows=rows,
-        bucket_lengths=bucket_lengths,
-        share=RankShare(world.rank, world.size),
-        seed=seed,
-    )

@@ -25,6 +25,7 @@ from regauge.tasks import Task
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from regauge.data.settings import DataSettings
     from regauge.planner.run_plans.run_request import PlannedRun
 
 REMEDY = "run 'regauge prepare' again"
@@ -65,42 +66,46 @@ def read_rows(run: PlannedRun, tables: Mapping[str, Any]) -> RunRows:
     Raises DataError if the manifest is damaged or lacks training rows, and SettingsError if the
     task cannot use the data.
     """
-    path = run.data.path if run.data else None
-    folder = Path(path).expanduser() if path else None
-    if folder is None or not (folder / MANIFEST).is_file():
+    folder = Path(run.data.path).expanduser() if run.data and run.data.path else None
+    if run.data is None or folder is None or not (folder / MANIFEST).is_file():
         declared = tables.get("rows")
         return _assume_rows(run, declared if isinstance(declared, dict) else {})
-    manifest = read_manifest_file(folder / MANIFEST)
-    rows, microbatch_rows = run.batch.rows, run.batch.microbatch_rows
+    return _read_prepared(run, run.data.model_copy(update={"path": str(folder)}))
+
+
+def _read_prepared(run: PlannedRun, data: DataSettings) -> RunRows:
+    from regauge.data.mixture import read_data_manifest  # it imports numpy
+
+    task, rows, microbatch_rows = run.task, run.batch.rows, run.batch.microbatch_rows
+    main = read_manifest_file(Path(data.path) / MANIFEST)
+    split = main.splits.get(TRAIN)
+    if split is None or not split.rows:
+        raise DataError(f"{data.path} has no training rows", "prepare more text")
+    Task.check_dataset(task, main)
+    texts = [name for name, column in main.columns.items() if column.kind == TOKENS]
+    for name in task.text_columns():
+        if name not in texts:
+            problem = f"the data in {data.path} has no text field '{name}'"
+            raise SettingsError(problem, did_you_mean(name, sorted(texts)))
+    manifest = read_data_manifest(data)
+    is_static = run.accelerator is not None and not run.accelerator.has_dynamic_shapes
     form = BatchForm(
         rows,
         rows if microbatch_rows == "auto" else microbatch_rows,
-        has_any_shape=run.execution.compile == "off",
+        has_any_shape=run.execution.compile != "blocks" and not is_static,
     )
-    return RunRows(manifest, read_lengths(run.task, manifest, form, folder))
-
-
-def read_lengths(
-    task: Task, manifest: DatasetManifest, form: BatchForm, folder: Path
-) -> RowLengths:
-    """Return the lengths of prepared rows in a task's batches."""
-    split = manifest.splits.get(TRAIN)
-    if split is None or not split.rows:
-        raise DataError(f"{folder} has no training rows", "prepare more text")
-    Task.check_dataset(task, manifest)
-    texts = [name for name, column in manifest.columns.items() if column.kind == TOKENS]
-    for name in task.text_columns():
-        if name not in texts:
-            problem = f"the data in {folder} has no text field '{name}'"
-            raise SettingsError(problem, did_you_mean(name, sorted(texts)))
-    return RowLengths(
-        task.padded_length(manifest, form),
-        min(task.real_token_fraction(manifest, form), 1.0),
+    total_steps = run.stop.total_steps if "stop" in run.model_fields_set else None
+    counts = task.sample_tokens(data, manifest, form, seed=run.seed, total_steps=total_steps)
+    sequences = task.sequences_per_row(manifest)
+    lengths = RowLengths(
+        counts.computed / (counts.rows * sequences),
+        counts.real_fraction,
         task.bucket_lengths(manifest),
-        f"the prepared data in {folder}",
+        f"the prepared data in {data.path}",
         rows=split.rows,
-        sequences_per_row=task.sequences_per_row(manifest),
+        sequences_per_row=sequences,
     )
+    return RunRows(manifest, lengths)
 
 
 def _assume_rows(run: PlannedRun, table: Mapping[str, Any]) -> RunRows:

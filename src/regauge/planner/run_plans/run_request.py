@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field, SerializeAsAny
 
 from regauge import config
+from regauge.accelerators import Accelerator
 from regauge.config import Settings, choice_of
 from regauge.data.settings import DataSettings
 from regauge.models.settings import Model
@@ -40,6 +41,10 @@ class PlannedRun(Settings):
     """The global batch and the microbatch."""
     data: DataSettings | None = None
     """The prepared dataset."""
+    seed: int = 0
+    """Seed for the row order."""
+    accelerator: Annotated[SerializeAsAny[Accelerator], choice_of("accelerators")] | None = None
+    """The device, which may need batches of declared shapes."""
     execution: Execution = Execution()
     """Precision, recomputation, machines and price."""
     stop: Stop = Stop(steps=1)

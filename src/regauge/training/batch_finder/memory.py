@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from regauge.data.loader import build_loader
 from regauge.models import architectures
 from regauge.models.flops import count_parameters, flops_per_token
 from regauge.models.init_weights import META
@@ -19,7 +20,7 @@ from regauge.models.weight_shapes import ParamSpec
 from regauge.system.processes import World
 from regauge.training import activation_checkpointing
 from regauge.training.batch_finder.model_size import ModelSize, TaskSize
-from regauge.training.task_runtime import build_loader, build_module
+from regauge.training.task_runtime import build_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

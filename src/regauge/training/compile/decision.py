@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regauge.accelerators import Accelerator
-    from regauge.data.dataset import DatasetManifest
-    from regauge.tasks import Task
     from regauge.training.context import RunContext
     from regauge.training.settings import TrainSettings
     from regauge.training.state import TrainState
+    from regauge.training.task_runtime import TaskRuntime
 
 MIN_SECONDS_PER_GRAPH = 30.0
 """Shorter runs, per graph, are not compiled."""
@@ -124,8 +123,7 @@ def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
     run_step()  # the first pass allocates
     eager, slowdown = _average_over_ranks(context, *_time_alone(context, run_step))
     task = context.tasks[0]  # the timed one
-    form = BatchForm(task.batch.rows, task.batch.microbatch, context.accelerator.has_dynamic_shapes)
-    shares = estimate_length_shares(task.task, task.manifest, form)
+    shares = measure_length_shares(context, task)
     run_seconds = eager * shares.eager * num_steps
     if run_seconds < limit:
         estimate = f"estimated run time {run_seconds:.0f} s"
@@ -151,12 +149,19 @@ def decision_seconds(eager_seconds: float, slowdown: float) -> float:
     return SECONDS_PER_GRAPH * slowdown + 2 * TIMED_STEPS * eager_seconds
 
 
-def estimate_length_shares(task: Task, manifest: DatasetManifest, form: BatchForm) -> LengthShares:
-    """Estimate a task's shares; `form` is the form of its eager batches."""
-    largest = task.bucket_lengths(manifest)[-1]
-    eager = task.padded_length(manifest, form)
-    compiled = task.padded_length(manifest, form._replace(has_any_shape=False))
-    return LengthShares(eager / largest, compiled / largest)
+def measure_length_shares(context: RunContext, task: TaskRuntime) -> LengthShares:
+    """Count the tokens in a task's batches, relative to batches of the largest length."""
+    settings, manifest = context.settings, task.manifest
+    data = settings.task_configs[context.tasks.index(task)].data
+
+    def measure(*, has_any_shape: bool) -> float:
+        form = BatchForm(task.batch.rows, task.batch.microbatch, has_any_shape)
+        counts = task.task.sample_tokens(data, manifest, form, seed=settings.seed)
+        per_row = task.task.sequences_per_row(manifest) * task.bucket_lengths[-1]
+        return counts.computed / (counts.rows * per_row)
+
+    is_dynamic = context.accelerator.has_dynamic_shapes and task.can_pack
+    return LengthShares(measure(has_any_shape=is_dynamic), measure(has_any_shape=False))
 
 
 def find_cost_problem(eager_seconds: float, slowdown: float, run_seconds: float) -> str | None:

@@ -22,6 +22,7 @@ from torch.profiler import profile, record_function, supported_activities
 
 from regauge.config import FORMAT
 from regauge.config.output_files import PROFILE
+from regauge.data.loader import count_tokens
 from regauge.supervision.health.device import measure_memory_bandwidth
 from regauge.system.files import write_atomic
 from regauge.system.hooks import Hook
@@ -29,7 +30,6 @@ from regauge.system.json_files import write_sealed
 from regauge.system.log import logger
 from regauge.system.processes import restore_environment
 from regauge.training.compile.decision import compiled_parts
-from regauge.training.metrics import count_tokens
 from regauge.training.profile.advice import ProfileReport
 from regauge.training.profile.trace import MODULE, PART, STEP, build_breakdown, read_trace
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from architecture.tree import ROOT
+from distributed import datasets
 from regauge import cli, commands
-from regauge.data.dataset import ColumnInfo, SplitInfo, assume_manifest
 from regauge.machines import catalog
 from regauge.planner.search.training_plans import OTHER_TABLES
 from regauge.training.settings import TrainSettings
@@ -67,17 +67,6 @@ def write_run(
     return str(path)
 
 
-def write_manifest(folder: Path, histogram: list[int]) -> None:
-    """Write the manifest of prepared texts with a length histogram."""
-    (folder / "data").mkdir()
-    rows, tokens = sum(histogram), sum(n * count for n, count in enumerate(histogram))
-    column = ColumnInfo(max_length=len(histogram) - 1, lengths={"train": tuple(histogram)})
-    manifest = assume_manifest("fields", {"text": column})
-    splits = {"train": SplitInfo(rows=rows, tokens=tokens, shards=())}
-    manifest = manifest.model_copy(update={"splits": splits})
-    (folder / "data" / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
-
-
 def read_plan(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
     """Return the JSON document of a plan."""
     assert cli.main(["plan", *arguments, "--json"]) == code
@@ -120,15 +109,14 @@ def test_the_time_follows_from_the_prepared_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_file = write_run(tmp_path, stop="epochs = 2")
-    arguments = (run_file, "--on", "p4d.24xlarge", "task=classify")
+    compiled = ("task=classify", "execution.compile=blocks")
+    arguments = (run_file, "--on", "p4d.24xlarge", *compiled)
     unprepared = read_plan(capsys, *arguments)
     assert unprepared["steps"] is None
     assert "not prepared" in unprepared["notes"][0]
-    histogram = [0] * 513
-    histogram[60], histogram[512] = 200_000, 4_800
-    write_manifest(tmp_path, histogram)
+    datasets.write_lengths(tmp_path / "data", {"text": ([60] * 125 + [512] * 3) * 160})
     prepared = read_plan(capsys, *arguments)
-    assert prepared["steps"] == 2 * (204_800 // 2048)
+    assert prepared["steps"] == 2 * (20_480 // 2048)
     assert prepared["batch_shapes"] == ["16 x 64", "16 x 512"]
     # A batch has 48 long rows on average, which fill their last microbatch of 16 by half.
     real, computed = 2000 * 60 + 48 * 512, 2000 * 64 + 48 * 512 + 8 * (512 - 64)
@@ -282,10 +270,29 @@ batch = { rows = 1024, microbatch_rows = 8 }
 
 
 @pytest.mark.parametrize(
+    ("named", "machines"),
+    [
+        ("8xA100", {"1 x p4d.24xlarge", "1 x p4de.24xlarge"}),
+        ("8 x a100-80gb:2", {"2 x p4de.24xlarge"}),
+        ("16xTrainium1:4", {"4 x trn1.32xlarge", "4 x trn1n.32xlarge"}),
+        ("Gaudi", {"1 x dl1.24xlarge"}),
+        ("8xH100,p4d.24xlarge", {"1 x p5.48xlarge", "1 x p4d.24xlarge"}),
+    ],
+)
+def test_machines_are_found_by_their_chips(
+    named: str, machines: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--on", "--compare"):
+        answer = read_plan(capsys, write_run(tmp_path), option, named)
+        planned = answer.get("options") or [answer]
+        assert {item["machines"].partition(" (")[0] for item in planned} == machines
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((LLAMA, "--on", "p5.48xlarg"), "did you mean 'p5.48xlarge'"),
-        ((LLAMA, "--on", "Trainium1"), "trn1.2xlarge"),
+        ((LLAMA, "--on", "16xA100", "stop.steps=9"), "type with that chip: p4d.24xlarge, p4de.24"),
         ((LLAMA, "--on", "c7i.xlarge"), "has no accelerator"),
         ((LLAMA, "--on", "inf2.48xlarge"), "cannot train"),
         ((LLAMA, "--on", "p5.48xlarge:0"), "write it as p5.48xlarge:16"),

@@ -28,7 +28,8 @@ def main(  # noqa: PLR0913 - the flags of the command line
     ],
     *overrides: commands.Override,
     on: Annotated[
-        str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")
+        str | None,
+        Parameter(help="Machine type and count, such as p5.48xlarge:16, or chips: 8xA100."),
     ] = None,
     compare: Annotated[
         str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")

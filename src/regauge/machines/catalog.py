@@ -11,8 +11,9 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import os
+import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,6 +39,8 @@ EVERY_INSTANCE = "*"
 """Discount key for all machine types not listed themselves."""
 STALE_DAYS = 90
 """Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
+_CHIPS = re.compile(r"(?:(?P<count>[1-9]\d*) ?[x*] ?)?(?P<chip>\w[\w -]*)", re.IGNORECASE)
+"""Chips with their number: `A100`, `8xA100`, `8x A100 80GB`."""
 MAX_SUGGESTIONS = 6
 """Maximum number of machine types named in a message."""
 CHIPS, INSTANCES, PRICES = "chips.csv", "instances.csv", "price_history.csv"
@@ -192,24 +195,48 @@ def find_instance(name: str, key: str = "price.instance") -> Instance:
 
     `key` is the setting that names it.
     """
-    if name not in load_instances() and key.startswith("--"):
-        raise SettingsError(f"{key}: '{name}' is not in the catalog", _suggest_instance(name))
-    if name not in load_instances():
-        suggestion = did_you_mean(name, list(load_instances()))
-        alternative = "set usd_per_hour instead" if key == "price.instance" else f"correct {key}"
-        remedy = suggestion if suggestion.startswith("did") else alternative
-        raise SettingsError(f"{key} = '{name}' is not in the catalog", remedy)
-    return load_instances()[name]
+    if name in load_instances():
+        return load_instances()[name]
+    is_option = key.startswith("--")
+    problem = f"{key}{':' if is_option else ' ='} '{name}' is not in the catalog"
+    chip = _CHIPS.fullmatch(name)
+    if with_chip := find_by_chips(name) or (chip and find_by_chips(chip["chip"])):
+        names = join_first(with_chip, MAX_SUGGESTIONS)
+        raise SettingsError(problem, f"write a machine type with that chip: {names}")
+    if is_option:
+        (nearest,) = difflib.get_close_matches(name, list(load_instances()), n=1, cutoff=0.0)
+        raise SettingsError(problem, f"did you mean '{nearest}'? All names: regauge catalog list")
+    suggestion = did_you_mean(name, list(load_instances()))
+    alternative = "set usd_per_hour instead" if key == "price.instance" else f"correct {key}"
+    raise SettingsError(problem, suggestion if suggestion.startswith("did") else alternative)
 
 
-def _suggest_instance(name: str) -> str:
-    """Return the closest machine type, or those with the chip that a name contains."""
-    instances = load_instances()
-    with_chip = [item.name for item in instances.values() if name.lower() in item.chip.lower()]
-    if with_chip:
-        return f"write a machine type with that chip: {join_first(with_chip, MAX_SUGGESTIONS)}"
-    (nearest,) = difflib.get_close_matches(name, list(instances), n=1, cutoff=0.0)
-    return f"did you mean '{nearest}'? All names: regauge catalog list"
+def find_by_chips(text: str) -> list[str]:
+    """Return the machine types with a chip, or with this number of chips; empty if none has.
+
+    >>> find_by_chips("8xA100")
+    ['p4d.24xlarge', 'p4de.24xlarge']
+    """
+    match = _CHIPS.fullmatch(text)
+    if match is None:
+        return []
+    words = _split_chip(match["chip"])
+    return [
+        item.name
+        for item in load_instances().values()
+        if item.chips
+        and all(any(map(partial(_is_named, word), _split_chip(item.chip))) for word in words)
+        and int(match["count"] or item.chips) == item.chips
+    ]
+
+
+def _is_named(word: str, part: str) -> bool:
+    """Return whether a word names a part of a chip name: `trainium` each one, `a10` not `a100`."""
+    return part == word or (word[-1].isalpha() and part.startswith(word))
+
+
+def _split_chip(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
 
 
 @cache

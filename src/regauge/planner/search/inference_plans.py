@@ -18,6 +18,7 @@ from regauge.planner.run_plans.plan_document import (
     round_digits,
 )
 from regauge.planner.run_plans.prepared_data import read_histogram
+from regauge.planner.search.select_machines import expand_chips
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def plan_inference(
     _check_purpose(machines, purpose)
     request, notes = read_artifact(folder, purpose.lengths, price)
     text = machines.on or machines.compare or ""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = expand_chips(text) if text else []
     answer: dict[str, Any] = {
         "measured_on": f"{request.chip}, {request.threads} threads",
         "buckets": [f"{rows} x {length}" for length, rows in request.shapes],

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from regauge.machines.catalog import find_by_chips, load_instances
 from regauge.machines.machine_rates import find_machine
 from regauge.planner.run_history import LOCAL, find_local_machine, find_local_precision
 from regauge.planner.run_plans import option_search
@@ -61,7 +62,8 @@ def select_machines(
 ) -> list[tuple[MachineRates, int]]:
     """Return the requested machine types with counts; `local` comes from measured runs.
 
-    Without an option the run file decides. Raises SettingsError for an unknown type.
+    Chips, such as 8xA100, are all machine types that have them. Without an option the run file
+    decides. Raises SettingsError for an unknown type.
     """
     execution = request.run.execution
     key = "--on" if machines.on else "--compare"
@@ -73,11 +75,21 @@ def select_machines(
             raise SettingsError(problem, "write --on p5.48xlarge:2, --compare, or --cheapest")
         _, count = parse_node_range(execution.nodes.count or 1)
         key, text = "execution.price.instance", f"{name}:{count}"
-    names = [item.strip() for item in text.split(",")]
+    names = expand_chips(text)
     return [
         (_find_local(request, runs), 1) if name == LOCAL else _parse_machines(name, key, request)
         for name in names
     ]
+
+
+def expand_chips(text: str) -> list[str]:
+    """Return the machine types in a list, and for chips, such as 8xA100, all types with them."""
+    names: list[str] = []
+    for item in text.split(","):
+        name, colon, count = item.strip().partition(":")
+        types = [name] if name in load_instances() else find_by_chips(name) or [name]
+        names += [f"{machine_type}{colon}{count}" for machine_type in types]
+    return names
 
 
 def _find_local(request: TrainingRequest, runs: Sequence[Anchor]) -> MachineRates:

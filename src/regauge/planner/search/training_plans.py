@@ -96,9 +96,10 @@ def plan_run(
     runs = (*earlier, *probes)
     if to_target is not None:
         return plan_target(request, machines, to_target, runs)
-    if machines.cheapest or machines.compare:
+    selected = [] if machines.cheapest else select_machines(request, machines, runs)
+    if machines.cheapest or machines.compare or len(selected) > 1:
         return rank(request, machines, runs)
-    ((machine, count),) = select_machines(request, machines, runs)
+    ((machine, count),) = selected
     if machine.name == run_history.LOCAL and request.run.execution.precision == "auto":
         job = replace(request.job, precision=run_history.find_local_precision(runs))
         request = replace(request, job=job)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regauge import commands
-from regauge.commands import gate, pipeline, promote
+from regauge.commands import gate, pipeline, promote, report
 from regauge.system import choices
 from unit.stage_verbs import fit, join, score, write
 
@@ -19,6 +19,7 @@ REPEATED_VERBS: dict[str, ModuleType] = {
     "gate": gate,
     "pipeline": pipeline,
     "promote": promote,
+    "report": report,
     "score": score,
 }
 
@@ -39,7 +40,7 @@ def two_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def repeated_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the verbs of Regauge by `fit`, `score`, and the real `gate` and `promote`."""
+    """Replace the verbs by `fit`, `score`, and the real `gate`, `promote` and `report`."""
     replace_verbs(monkeypatch, REPEATED_VERBS)
 
 

@@ -92,6 +92,20 @@ def read_model(answer: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
+def test_a_report_covers_the_earlier_stages_of_its_round(run_file: Path) -> None:
+    run_file.write_text(RUN_FILE + '\n[[stage]]\nverb = "report"\nreport.format = "json"\n')
+    planned = pipeline.main(run_file, dry_run=True)["stages"][-1]
+    assert planned["plan"] == {"depends_on": "gate, promote, score, train"}
+    for number in (1, 2):
+        answer = pipeline.main(run_file)
+        folders = [stage["folder"] for stage in answer["stages"]]
+        assert answer["stages"][-1]["settings"]["report"]["runs"] == folders[:-1]
+        content = Path(folders[-1], "report.json").read_text()
+        assert answer["report"] == f"{folders[-1]}/report.json"
+        assert folders[1] in content, "only the evaluation leaves something to report"
+        add_data(f"later-{number}", 0.6)
+
+
 def explain(run_file: Path, *overrides: str) -> dict[str, str]:
     answer = pipeline.main(run_file, *overrides, why=True)
     return {row["name"]: f"{row['state']}: {row['why']}" for row in answer["stages"]}

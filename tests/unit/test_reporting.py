@@ -397,20 +397,12 @@ def test_the_verb_reports_on_the_runs_of_a_run_file(tmp_path: Path) -> None:
     assert "<h1>A &lt;b&gt; title</h1>" in Path(answer["report"]).read_text()
 
 
-def test_a_report_stage_of_a_pipeline_covers_the_other_stages(tmp_path: Path) -> None:
-    write_run(tmp_path / "1-train")
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(f'[output]\nfolder = "{tmp_path}/2-report"\n')
-    answer = report.run(report.load(run_file, ()))
-    assert answer["report"] == str(tmp_path / "2-report" / "report.html")
-
-
-def test_a_plan_names_missing_runs(tmp_path: Path) -> None:
+def test_a_plan_refuses_missing_runs_as_the_run_does(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     settings = report.load(folder, (f'report.runs=["{folder}", "{tmp_path}/later"]',))
-    assert report.plan(settings)["missing_runs"] == [f"{tmp_path}/later"]
-    with pytest.raises(SettingsError, match="no folder"):
-        report.run(settings)
+    for command in (report.plan, report.run):
+        with pytest.raises(SettingsError, match="no folder"):
+            command(settings)
 
 
 def test_an_unwritable_folder_is_reported_in_one_line(tmp_path: Path) -> None:

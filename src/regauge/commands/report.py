@@ -17,7 +17,6 @@ from regauge.evaluation.compare.compare import compare_runs
 from regauge.evaluation.compare.settings import Comparison
 from regauge.evaluation.report.settings import ReportOptions
 from regauge.run_folders import run_folder
-from regauge.system.errors import SettingsError
 from regauge.training.settings import Output
 
 
@@ -36,6 +35,7 @@ ROOT = ReportSettings
 
 RunFile = Annotated[Path, Parameter(help="Run file, or a run's or pipeline's output folder.")]
 OUTPUT = "output.folder"
+EARLIER_STAGES = "report.runs"
 
 
 def main(
@@ -72,26 +72,18 @@ def load(run_file: Path, overrides: tuple[str, ...]) -> ReportSettings:
 
 
 def plan(settings: ReportSettings) -> dict[str, Any]:
-    """Return the paths to read and write, and which runs do not exist yet."""
-    runs = settings.report.runs or _plan_default_runs(settings)
-    missing = [folder for folder in runs if not Path(folder).is_dir()]
+    """Return the paths to read and write; raises SettingsError if a run does not exist yet."""
     from regauge.evaluation.report.render import report_path
 
     path = report_path(settings.output.folder, settings.report)
-    answer = {"report": str(path), "runs": list(runs)}
-    return answer | ({"missing_runs": missing} if missing else {})
+    return {"report": str(path), "runs": [str(folder) for folder in _find_runs(settings)]}
 
 
 def run(settings: ReportSettings) -> dict[str, Any]:
     from regauge.evaluation.report import page
     from regauge.evaluation.report.render import report_path, write_report
 
-    folders = [
-        folder
-        for name in settings.report.runs
-        for folder in run_folder.find_run_folders(Path(name))
-    ]
-    folders = folders or list(_find_default_runs(settings))
+    folders = _find_runs(settings)
     report = page.build_report(
         tuple(run_folder.read_run_folder(folder) for folder in folders),
         settings.report.title,
@@ -102,16 +94,8 @@ def run(settings: ReportSettings) -> dict[str, Any]:
     return {"report": str(path), "summary": " ".join(report.summary)}
 
 
-def _plan_default_runs(settings: ReportSettings) -> tuple[str, ...]:
-    try:
-        return tuple(map(str, _find_default_runs(settings)))
-    except SettingsError:
-        return (settings.output.folder,)
-
-
-def _find_default_runs(settings: ReportSettings) -> tuple[Path, ...]:
-    folder = Path(settings.output.folder)
-    parent = folder.absolute().parent
-    stage_folders = run_folder.find_stage_folders(parent) if parent.is_dir() else ()
-    is_run = folder.is_dir() and run_folder.is_run_folder(folder)
-    return stage_folders if stage_folders and not is_run else run_folder.find_run_folders(folder)
+def _find_runs(settings: ReportSettings) -> list[Path]:
+    """Return the runs in order, without a pipeline's stages that leave nothing to report."""
+    folders = [Path(name) for name in settings.report.runs or (settings.output.folder,)]
+    reported = [folder for folder in folders if not run_folder.is_other_stage(folder)]
+    return [run for folder in reported or folders for run in run_folder.find_run_folders(folder)]

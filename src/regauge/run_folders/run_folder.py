@@ -226,6 +226,39 @@ def is_run_folder(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MARKER_FILES)
 
 
+def is_other_stage(folder: Path) -> bool:
+    """Return whether a folder belongs to a pipeline stage without a report, such as a promotion."""
+    return (folder / DONE).is_file() and not is_run_folder(folder)
+
+
+def locate_run(path: str, folder: Path, run_id: str | None = None) -> tuple[Path, Path] | None:
+    """Return the run that contains an artifact's origin, and the origin; None if it is missing.
+
+    `path` may be relative to the export's working folder, which is searched among this process's
+    working folder and the parents of the artifact's `folder`. If the artifact has a `run_id`,
+    another run in the same place does not count.
+    """
+    for base in (Path(), *folder.resolve().parents):
+        origin = (base / Path(path).expanduser()).resolve()
+        for run in (origin, *origin.parents[:3]):
+            if (run / SAVED_RUN).is_file() and run_id in (None, read_run_id(run)):
+                return run, origin
+    return None
+
+
+def read_run_id(run: Path) -> str | None:
+    """Return a run's id; None if the folder is not a run, or its `run.json` is damaged."""
+    identity = read_document(run / SAVED_RUN, RunShape, []).get(RUN_IDENTITY) or {}
+    return identity.get("run_id")
+
+
+def find_working_folder(run: Path, output: str) -> Path:
+    """Return the folder to which a run's relative paths refer, from its `output.folder`."""
+    depth, folder = len(Path(output).parts), run.resolve()
+    is_below = not Path(output).is_absolute() and folder.parts[-depth:] == Path(output).parts
+    return folder.parents[depth - 1] if is_below else Path()
+
+
 def _find_outcome(metrics: list[Document]) -> str | None:
     """Return the last attempt's recorded outcome, or None."""
     number = max(line["attempt"] for line in metrics)

@@ -87,6 +87,7 @@ def resolve_stages(
         name, root = _check_name(stage, resolved), _find_root(stage)
         tables = root.complete_tables(_merge_tables(stage, name, root, shared))
         tables = {key: table for key, table in tables.items() if key in root.model_fields}
+        tables = _add_earlier_stages(stage.verb, tables, [earlier.name for earlier in resolved])
         filled = tables if round_inputs is None else round_inputs.fill(tables, name, root)
         references = References(name, {earlier.name: earlier.folder for earlier in resolved})
         stage_folder = folder / f"{number}-{name}"
@@ -193,6 +194,14 @@ def _merge_tables(
             raise SettingsError(problem, f"remove {key} from the stage")
     location = f"the shared tables in stage '{name}'"
     return config.overlay_tables(shared, stage_tables, root, location)
+
+
+def _add_earlier_stages(verb: str, tables: config.Tables, names: list[str]) -> config.Tables:
+    """Return the tables with the verb's `EARLIER_STAGES` set, unless it is or none is earlier."""
+    table, _, key = getattr(commands.import_verb(verb), "EARLIER_STAGES", "").partition(".")
+    if not key or not names or tables.get(table, {}).get(key):
+        return tables
+    return config.merge(tables, {table: {key: tuple(f"@{name}" for name in names)}})
 
 
 def _build(

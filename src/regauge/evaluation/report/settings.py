@@ -11,7 +11,8 @@ class ReportOptions(Settings):
     """Report content and format."""
 
     runs: tuple[str, ...] = ()
-    """Output folders, in report order; default: those in or next to `output.folder`."""
+    """Output folders, in report order; default: those in `output.folder`, or a
+    pipeline's earlier stages."""
     format: Literal["html", "md", "json"] = "html"
     """Self-contained HTML page, Markdown, or JSON."""
     title: str | None = None

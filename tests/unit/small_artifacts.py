@@ -13,7 +13,7 @@ from regauge.system.json_files import write_sealed
 RUN_ID = "5d30a533a0a6"
 
 
-def write_artifact(folder: Path, seed: int = 0, run: Path | None = None) -> Path:
+def write_artifact(folder: Path, seed: int = 0, run: Path | None = None, **origin: str) -> Path:
     """Write the files of an artifact with the weights of a seed; return the folder."""
     files = {
         "weights.safetensors": hashlib.sha256(str(seed).encode()).digest() * 8,
@@ -23,7 +23,8 @@ def write_artifact(folder: Path, seed: int = 0, run: Path | None = None) -> Path
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    origin = {"path": str(run or "out/model"), "step": "final", "sha256": f"weights-{seed}"}
+    origin = {"path": str(run or "out/model"), "sha256": f"weights-{seed}"} | origin
+    origin["step"] = "final"
     digests = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in files.items()

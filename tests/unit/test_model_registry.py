@@ -79,6 +79,34 @@ def test_a_version_has_the_lineage_of_its_run(tmp_path: Path) -> None:
         assert sha256(Path(version.folder) / name) == item["sha256"]
 
 
+def test_a_run_is_found_from_any_folder_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The export recorded paths relative to `project`."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    run = write_run(project / "out/model", project / "data")
+    document = read_json(run / "run.json")
+    document |= {"data": {"path": "data"}, "output": {"folder": "out/model"}}
+    (run / "run.json").write_text(json.dumps(document))
+    other = write_run(elsewhere / "out/model", elsewhere / "data")
+    document["run"]["run_id"] = "another"
+    (other / "run.json").write_text(json.dumps(document))
+    registry = Registry(tmp_path / "registry", create=True)
+    monkeypatch.chdir(elsewhere)
+    artifact = write_artifact(project / "artifact", 4, Path("out/model"), run_id=RUN_ID)
+    version = registry.register("qa", artifact).document
+    assert version["lineage"]["checkpoint"]["run"] == str(run)
+    assert version["lineage"]["data"][0]["path"] == str(project / "data")
+    assert version["lineage"]["data"][0]["rows"] == {"train": 100, "heldout": 10}
+    assert version["usd"] == 1.5
+    assert not caplog.messages
+    moved = shutil.copytree(artifact, tmp_path / "moved")
+    assert collect_folder_lineage(moved)["settings"] == {}
+    assert f"its run {RUN_ID} is not in out/model" in caplog.text
+    named = registry.register("named", moved, run=run).document
+    assert named["lineage"]["checkpoint"]["run_id"] == RUN_ID
+
+
 def write_multitask_run(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """Return a run with two tasks and a mixed dataset, and path -> fingerprint of its datasets."""
     run = write_run(tmp_path / "run", tmp_path / "data")

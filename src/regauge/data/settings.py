@@ -69,6 +69,11 @@ class DataSettings(Settings):
     def paths(self) -> tuple[str, ...]:
         return (self.path, *(entry.path for entry in self.mix))
 
+    def relocate(self, base: Path) -> DataSettings:
+        """Return the settings with paths relative to another folder."""
+        mix = tuple(entry.model_copy(update={"path": str(base / entry.path)}) for entry in self.mix)
+        return self.model_copy(update={"path": str(base / self.path), "mix": mix})
+
     @model_validator(mode="after")
     def _check_mix(self) -> DataSettings:
         total = sum(Fraction(str(entry.fraction)) for entry in self.mix)

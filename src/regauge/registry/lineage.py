@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regauge import config
-from regauge.config.output_files import ENVIRONMENT, RESULT, SAVED_RUN
+from regauge.config.output_files import ENVIRONMENT, RESULT
 from regauge.data.settings import DataSettings
 from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
 from regauge.run_folders.documents import ResultShape
-from regauge.run_folders.run_folder import read_model_metrics
+from regauge.run_folders.run_folder import find_working_folder, locate_run, read_model_metrics
 from regauge.system import files
 from regauge.system.children import run_tool
 from regauge.system.errors import RegaugeError
@@ -40,9 +40,15 @@ def find_run(model: ModelFiles, run: Path | None = None) -> Path | None:
 
     Default: the artifact's origin, or the folder that contains the model.
     """
-    origin = [] if model.origin is None else [Path(model.origin.path).expanduser()]
-    candidates = [*origin, model.folder.parent] if run is None else [run]
-    return next((folder for folder in candidates if (folder / SAVED_RUN).is_file()), None)
+    origin = model.origin
+    located = locate_run(str(run or model.folder.resolve()), model.folder)
+    if run is None and origin is not None:
+        located = locate_run(origin.path, model.folder, origin.run_id)
+        if located is None and origin.run_id is not None:
+            message = "%s: its run %s is not in %s, so its data, settings and cost are unknown; %s"
+            remedy = "restore that folder, or name the run's with --run"
+            logger.warning(message, model.folder, origin.run_id, origin.path, remedy)
+    return located[0] if located else None
 
 
 def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
@@ -69,7 +75,8 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
     checkpoint |= {"run": str(folder.resolve()), "model_step": result.get("model_step")}
     try:
         settings = config.find_saved_run(folder, REPEAT_RUN) or {}
-        datasets = _list_datasets(settings)
+        output = settings.get("output", {}).get("folder", "")
+        datasets = _list_datasets(settings, find_working_folder(folder, output))
     except RegaugeError as error:
         logger.warning("The model's data and settings are unknown: %s", error.problem)
         return {**lineage, "unknown": f"data, settings and run_id: {error.problem}"}
@@ -147,11 +154,14 @@ def _run_git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _list_datasets(settings: Document) -> list[DataSettings]:
-    """Return the `data` table of each task in a `run.json`."""
+def _list_datasets(settings: Document, base: Path) -> list[DataSettings]:
+    """Return the `data` table of each task in a `run.json`, with paths relative to `base`."""
     tasks, shared = settings["task"], settings["data"]
     tables = [shared] if isinstance(tasks, dict) else [task.get("data") or shared for task in tasks]
-    return [config.build(DataSettings, table, source="the table data") for table in tables]
+    return [
+        config.build(DataSettings, table, source="the table data").relocate(base)
+        for table in tables
+    ]
 
 
 def _describe_datasets(datasets: list[DataSettings], combined: str) -> list[Document]:

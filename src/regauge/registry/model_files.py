@@ -28,6 +28,7 @@ class OriginShape(DocumentShape):
     path: str
     step: str
     sha256: str
+    run_id: str | None = None
 
 
 class ArtifactShape(DocumentShape):

@@ -41,6 +41,7 @@ from regauge.inference.export.manifest import (
 )
 from regauge.inference.export.parity_rows import build_parity_rows, write_parity_rows
 from regauge.inference.export.phase_log import log_phase
+from regauge.run_folders.run_folder import locate_run, read_run_id
 from regauge.system import safetensors_io, stop_signals
 from regauge.system.errors import DataError, RegaugeError, first_line
 from regauge.system.files import stage_output, write_json
@@ -359,6 +360,7 @@ def _build_manifest(
     backend, level = candidate.backend, settings.candidates.portable
     target = settings.export
     origin = target.run or target.model or target.module or ""
+    located = locate_run(origin, folder)
     return ArtifactManifest(
         format=FORMAT,
         program=context.spec.entry,
@@ -379,7 +381,10 @@ def _build_manifest(
         buckets=best.buckets,
         batch_invariance=proof,
         origin=WeightsOrigin(
-            path=origin, step=str(settings.export.step), sha256=source.weights_sha256
+            path=origin,
+            step=str(settings.export.step),
+            sha256=source.weights_sha256,
+            run_id=read_run_id(located[0]) if located else None,
         ),
         files=hash_files(folder),
     )

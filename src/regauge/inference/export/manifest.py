@@ -81,6 +81,8 @@ class WeightsOrigin(Settings):
     """The run's step, or `final`."""
     sha256: str
     """Hash of the weights before the export."""
+    run_id: str | None = None
+    """The run's id; None for other models, and in artifacts from earlier versions."""
 
 
 class FileDigest(Settings):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.config import build, read_saved_run
-from regauge.config.output_files import SAVED_RUN
 from regauge.data.dataset import read_manifest
 from regauge.inference.export.artifact import is_artifact, open_unchecked
+from regauge.run_folders.run_folder import find_working_folder, locate_run
 from regauge.system.log import logger
 from regauge.training.run_record import TASKS
 from regauge.training.settings import TaskConfig, TrainSettings
@@ -36,7 +36,8 @@ class TrainedTask(NamedTuple):
     @property
     def dataset(self) -> Path:
         """Training dataset."""
-        return Path(self.config.data.path)
+        base = find_working_folder(self.run, self.settings.output.folder)
+        return base / self.config.data.path
 
     @property
     def input_spec(self) -> InputSpec:
@@ -50,14 +51,14 @@ def find_trained_task(folder: Path) -> TrainedTask | None:
     `folder` is a run, a run's model or an artifact. A run with several tasks gives the first one,
     unless the folder belongs to another. Raises DataError for a damaged run.
     """
-    folders = [folder.resolve()]
-    if is_artifact(folder):
-        folders.append(Path(open_unchecked(folder).manifest.origin.path).resolve())
-    for start in folders:
-        for parent in (start, *start.parents[:3]):
-            if (parent / SAVED_RUN).is_file():
-                return _select_task(parent, start.relative_to(parent).parts)
-    return None
+    located = locate_run(str(folder.resolve()), folder)
+    if located is None and is_artifact(folder):
+        origin = open_unchecked(folder).manifest.origin
+        located = locate_run(origin.path, folder, origin.run_id)
+    if located is None:
+        return None
+    run, start = located
+    return _select_task(run, start.relative_to(run).parts)
 
 
 def _select_task(run: Path, parts: tuple[str, ...]) -> TrainedTask:

@@ -168,7 +168,7 @@ def test_other_verbs_have_one_node(run: Callable[..., Printed], run_file: Path) 
     assert document["job"]["max_nodes"] == 1
 
 
-def test_a_setting_without_effect_is_refused(
+def test_a_setting_without_effect_is_a_note(
     run: Callable[..., Printed], run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = FakeScheduler()
@@ -182,10 +182,33 @@ def test_a_setting_without_effect_is_refused(
         "launch.max_attempts": "launch.max_attempts=4",
     }
     for key, override in settings.items():
-        answer = run("launch", str(run_file), "train", override)
-        expected = f"regauge: {key} has no effect on this target; remove it"
-        assert (answer.code, answer.err) == (2, expected)
-    assert run("launch", str(run_file), "train", "execution.processes=3").code == 0
+        answer = run("launch", str(run_file), "train", override, "--dry-run", "-o", "json")
+        assert answer.document["notes"] == [f"{key} has no effect on this target."]
+    others = run("launch", str(run_file), "train", "execution.processes=3", "-o", "json")
+    assert others.document["notes"] == []
+
+
+def test_one_launch_file_is_for_several_targets(
+    run: Callable[..., Printed], run_file: Path
+) -> None:
+    """Each target with containers may have its own image and volumes."""
+    volume = "{ name = 'data', mount = '/data', source = 'claim' }"
+    shared = ("launch.image=a:1", "launch.spot=true", f"launch.volumes=[{volume}]")
+    own = f"{{ kind = 'kubernetes', image = 'b:2', volumes = [{volume.replace('claim', 'own')}] }}"
+    arguments = (*shared, f"launch.target=[{own}]", "--dry-run", "-o", "json")
+    notes = {}
+    for target in ("local", "slurm", "ray", "kubernetes"):
+        document = run("launch", str(run_file), "train", "--on", target, *arguments).document
+        notes[target] = [note for note in document["notes"] if "no effect" in note]
+        is_own = target == "kubernetes"
+        assert document["job"]["image"] == ("b:2" if is_own else "a:1")
+        assert document["job"]["volumes"][0]["source"] == ("own" if is_own else "claim")
+    expected = ["spot", "image", "volumes"]
+    for target in ("local", "slurm", "ray"):
+        assert notes[target] == [
+            f"launch.{name} has no effect on this target." for name in expected
+        ]
+    assert notes["kubernetes"] == []
 
 
 UNREACHABLE = "unreachable"

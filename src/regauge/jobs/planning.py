@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from regauge import config
@@ -46,8 +47,8 @@ def select_launcher(launch: Launch, target: str) -> Launcher:
 def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
     """Return a job's plan.
 
-    Raises SettingsError if the launcher cannot run the job, or if a setting would be ignored or
-    contains a secret.
+    Its notes name the settings without effect on this target. Raises SettingsError if the launcher
+    cannot run the job, or if a setting contains a secret.
     """
     build = build_pipeline if request.stages else build_job
     job = build(request, launch, launcher)
@@ -64,20 +65,20 @@ def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Laun
         remedy = f"set execution.nodes.count to {job.max_nodes}, or launch with --on kubernetes"
         raise SettingsError(problem, remedy)
     plan = launcher.plan(job)
-    for part in plan.stages or (plan,):
-        _check_used(part)
-    return plan
+    notes = [note for part in plan.stages or (plan,) for note in _list_unused(part)]
+    return replace(plan, notes=(*plan.notes, *dict.fromkeys(notes)))
 
 
-def _check_used(plan: LaunchPlan) -> None:
-    """Raise SettingsError for a job setting missing from all documents."""
+def _list_unused(plan: LaunchPlan) -> Iterator[str]:
+    """Yield a note for each job setting missing from all documents.
+
+    One [launch] table describes a job for several targets.
+    """
     defaults = JobSpec("", "", (), 1, 1, "auto")
     for field in fields(JobSpec):
-        value = getattr(plan.job, field.name)
-        is_set = value != getattr(defaults, field.name)
+        is_set = getattr(plan.job, field.name) != getattr(defaults, field.name)
         if is_set and field.name not in plan.used | ALWAYS_USED:
-            key = KEYS.get(field.name, f"launch.{field.name}")
-            raise SettingsError(f"{key} has no effect on this target", "remove it")
+            yield f"{KEYS.get(field.name, f'launch.{field.name}')} has no effect on this target."
 
 
 def check_lints(plan: LaunchPlan) -> list[Lint]:

@@ -407,7 +407,7 @@ class Launcher(Choice):
         """Return a job's documents and command lines.
 
         Deterministic, offline and without credentials. Raises SettingsError if the launcher cannot
-        run the job, or if a job setting would be ignored.
+        run the job.
         """
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
@@ -452,3 +452,14 @@ class Launcher(Choice):
 
         Raises SettingsError for a job that has not ended.
         """
+
+
+class ContainerLauncher(Launcher):
+    """A scheduler whose nodes run a container image."""
+
+    is_container: ClassVar[bool] = True
+
+    image: str | None = None
+    """Container image with tag or digest; by default `launch.image`."""
+    volumes: tuple[Volume, ...] = ()
+    """File systems mounted on every node; by default `launch.volumes`."""

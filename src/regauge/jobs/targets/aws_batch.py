@@ -58,7 +58,6 @@ USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
 class AwsBatch(BatchSettings):
     """AWS Batch on EC2: one container per node."""
 
-    is_container: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
     peer_names: ClassVar[tuple[str, ...]] = ("batch",)

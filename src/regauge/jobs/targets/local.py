@@ -35,7 +35,6 @@ from regauge.jobs.targets._job_end import cancel_job, check_ended, list_output_l
 from regauge.jobs.targets._job_runner import GRACE_SECONDS, build_log_path
 from regauge.jobs.targets._local_job import (
     JOB_FILE,
-    SIMULATED,
     JobFolder,
     build_document,
     build_node_commands,
@@ -74,7 +73,7 @@ class LocalNodes(Launcher):
             commands=(_build_scheduler_command(self._find_folder(job.name)),),
             notes=_list_notes(job),
             restart_policy=_describe_restarts(job),
-            used=COMMON_FIELDS | {"jobs"} | SIMULATED,
+            used=COMMON_FIELDS | {"jobs"},
         )
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
@@ -169,11 +168,6 @@ def _build_scheduler_command(folder: Path) -> tuple[str, ...]:
 
 def _list_notes(job: JobSpec) -> tuple[str, ...]:
     notes = []
-    defaults = JobSpec("", "", (), 1, 1, 1)
-    unused = sorted(name for name in SIMULATED if getattr(job, name) != getattr(defaults, name))
-    if unused:
-        names = ", ".join(f"launch.{name}" for name in unused)
-        notes.append(f"Nodes are local processes, so {names} has no effect.")
     if job.jobs > 1:
         notes.append("As many jobs run at the same time as this machine has cores.")
     elif job.max_nodes > 1:

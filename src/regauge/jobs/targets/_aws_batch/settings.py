@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from regauge.config import Settings
 from regauge.config.validation import require_pattern
-from regauge.jobs.targets import Launcher
+from regauge.jobs.targets import ContainerLauncher
 
 AllocationStrategy = Literal[
     "BEST_FIT",
@@ -110,7 +110,7 @@ class BatchStack(Settings):
         return value
 
 
-class BatchSettings(Launcher):
+class BatchSettings(ContainerLauncher):
     """Queue, roles and container size for a job."""
 
     region: Region = "us-east-1"

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from regauge.config import Settings
-from regauge.jobs.targets import Launcher
+from regauge.jobs.targets import ContainerLauncher
 
 
 class Toleration(Settings):
@@ -55,7 +55,7 @@ class PodSettings(Settings):
     """Seconds from SIGTERM to SIGKILL, in which a run saves a checkpoint."""
 
 
-class KubernetesSettings(Launcher):
+class KubernetesSettings(ContainerLauncher):
     """Namespace, kind and pods for a job."""
 
     namespace: str = "default"

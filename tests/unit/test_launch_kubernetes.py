@@ -297,6 +297,19 @@ def test_the_pods_of_an_array_have_an_index() -> None:
     assert [item.environment["JOB_COMPLETION_INDEX"] for item in commands] == list("01234567")
 
 
+def test_pods_get_commands_with_dollars_unchanged() -> None:
+    """A pod expands `$(NAME)`, and `$$` is a dollar."""
+    words = ("regauge", "train", "/workspace/run.toml", "a$$b", "output.folder=out/$(HOME)")
+    text = "x $(PATH) $$(Y) $1"
+    for job in (JOB, ELASTIC, PREDICT):
+        changed = replace(job, command=words, environment={"NAME": text})
+        plan = build_plan(changed)
+        assert any("output.folder=out/$$(HOME)" in item.text for item in plan.documents)
+        [node, *_] = Kubernetes().list_node_commands(plan, LeaderAddress("127.0.0.1", 1, "run-1"))
+        assert node.command[-5:] == words
+        assert node.environment["NAME"] == text
+
+
 def test_the_commands_of_a_rehearsal_have_the_variables_of_the_operator() -> None:
     leader = LeaderAddress("127.0.0.1", 4321, "run-7")
     first, *others = Kubernetes().list_node_commands(build_plan(ELASTIC), leader)

@@ -272,7 +272,9 @@ def run_script(tmp_path: Path) -> Callable[..., ScriptRun]:
     """Return a function that creates a run of a script from the codes of its steps."""
 
     def create(codes: str, job: JobSpec | None = None, **settings: Any) -> ScriptRun:
-        return ScriptRun(tmp_path, render(job or build_spec(), logs="logs", **settings), codes)
+        return ScriptRun(
+            tmp_path, render(job or build_spec(), **{"logs": "logs", **settings}), codes
+        )
 
     return create
 
@@ -300,6 +302,29 @@ def test_the_exit_code_decides_whether_another_attempt_begins(
     assert (run.folder / "count").read_text() == f"{steps}\n"
     assert len((run.folder / "logs" / "7.attempts").read_text().splitlines()) == steps
     assert run.calls.count("scontrol requeue 7") == requeues
+
+
+@pytest.mark.parametrize("logs", ["top 50%jobs/run %A", "100%", "%%j"])
+def test_a_percent_sign_in_a_folder_is_no_pattern(
+    logs: str, run_script: Callable[..., ScriptRun]
+) -> None:
+    """In file names of `sbatch` and `srun`, `%` begins a pattern and `%%` is a percent sign."""
+    pattern = logs.replace("%", "%%")
+    (option,) = re.findall("^#SBATCH --output=(.*)$", render(build_spec(), logs=logs), re.MULTILINE)
+    assert option.strip('"') == f"{pattern}/%j.log"
+    run = run_script("0", logs=logs)
+    (run.folder / logs).mkdir(parents=True)
+    (run.folder / "bin" / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@" >options\n')
+    run.start().communicate(timeout=30)
+    options = (run.folder / "options").read_text().splitlines()
+    assert f"--output={pattern}/7-1-%n.log" in options
+    assert (run.folder / logs / "7.attempts").exists()
+
+
+def test_a_log_folder_with_a_backslash_is_refused() -> None:
+    """Slurm would not replace `%j`: all jobs would write to one file."""
+    with pytest.raises(SettingsError, match="backslash"):
+        render(build_spec(), logs="a\\b")
 
 
 def test_a_job_that_must_not_requeue_has_one_attempt(run_script: Callable[..., ScriptRun]) -> None:

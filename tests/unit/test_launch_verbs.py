@@ -192,14 +192,17 @@ def test_one_launch_file_is_for_several_targets(
     run: Callable[..., Printed], run_file: Path
 ) -> None:
     """Each target with containers may have its own image and volumes."""
+    run_file = run_file.rename(run_file.with_name("job.toml"))
     volume = "{ name = 'data', mount = '/data', source = 'claim' }"
     shared = ("launch.image=a:1", "launch.spot=true", f"launch.volumes=[{volume}]")
-    own = f"{{ kind = 'kubernetes', image = 'b:2', volumes = [{volume.replace('claim', 'own')}] }}"
-    arguments = (*shared, f"launch.target=[{own}]", "--dry-run", "-o", "json")
+    table = (
+        f"{{ kind = 'kubernetes', image = 'b:2', volumes = [{volume.replace('claim', 'own')}] }}"
+    )
+    arguments = (*shared, f"launch.target=[{table}]", "--dry-run", "-o", "json")
     notes = {}
     for target in ("local", "slurm", "ray", "kubernetes"):
         document = run("launch", str(run_file), "train", "--on", target, *arguments).document
-        notes[target] = [note for note in document["notes"] if "no effect" in note]
+        notes[target] = [note for note in document["notes"] if "this target" in note]
         is_own = target == "kubernetes"
         assert document["job"]["image"] == ("b:2" if is_own else "a:1")
         assert document["job"]["volumes"][0]["source"] == ("own" if is_own else "claim")

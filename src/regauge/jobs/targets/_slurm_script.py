@@ -12,7 +12,7 @@ from regauge.jobs.targets._secret_files import parse_secret_path
 from regauge.jobs.targets._slurm_jobs import COMMENT_PREFIX, build_comment
 from regauge.jobs.targets._slurm_target import SlurmTarget
 from regauge.jobs.targets._templates import build_environment
-from regauge.system.errors import RESTART_CODES
+from regauge.system.errors import RESTART_CODES, SettingsError
 from regauge.system.units import SECONDS_PER_MINUTE
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sh.jinja")
@@ -77,6 +77,15 @@ def list_submit_options(comment: str, earlier: Mapping[str, str]) -> tuple[str, 
     return (*list_stage_options([*earlier.values()][-1]), option)
 
 
+def escape_pattern(path: str) -> str:
+    """Escape a path in a Slurm option whose `%j` stands for the job number.
+
+    >>> escape_pattern("top 50%jobs")
+    'top 50%%jobs'
+    """
+    return path.replace("%", "%%")
+
+
 def list_options(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
     """Yield `sbatch` options with values; None for an option without a value."""
     yield "job-name", job.name
@@ -89,7 +98,11 @@ def list_options(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str |
     name = "%A_%a" if job.jobs > 1 else "%j"
     yield "export", "NONE"
     yield "open-mode", "append"
-    yield "output", f"{find_log_folder(job, target)}/{name}.log"
+    folder = find_log_folder(job, target)
+    if "\\" in folder:  # it turns off the pattern, and with it the job number
+        problem = f"Slurm cannot write logs to '{folder}', which contains a backslash"
+        raise SettingsError(problem, "set launch.target.logs, or another output.folder")
+    yield "output", f"{escape_pattern(folder)}/{name}.log"
 
 
 def _list_resources(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:

@@ -26,7 +26,7 @@ from regauge.jobs.targets._kubernetes.documents import KINDS, build_documents
 from regauge.jobs.targets._kubernetes.job_client import JobClient
 from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, find_context
 from regauge.jobs.targets._kubernetes.operators import list_node_commands
-from regauge.jobs.targets._kubernetes.pods import build_metadata
+from regauge.jobs.targets._kubernetes.pods import build_metadata, escape_references
 from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 from regauge.jobs.targets._kubernetes.volumes import build_claims, build_config_map
 from regauge.jobs.targets._stage_jobs import RULE
@@ -39,7 +39,6 @@ USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
 class Kubernetes(KubernetesSettings):
     """Jobs on a Kubernetes cluster, such as EKS, with Kubeflow's operators."""
 
-    is_container: ClassVar[bool] = True
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
@@ -52,7 +51,7 @@ class Kubernetes(KubernetesSettings):
         metadata = build_metadata(job, self.namespace, self.queue)
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
         documents += build_claims(job, metadata, self.region)
-        documents += build_documents(job, api, self, metadata)
+        documents += build_documents(escape_references(job), api, self, metadata)
         return LaunchPlan(
             job,
             documents=tuple(Document(_name_file(item), item) for item in documents),

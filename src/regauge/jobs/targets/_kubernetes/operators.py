@@ -51,13 +51,13 @@ def list_node_commands(plan: LaunchPlan, leader: LeaderAddress) -> list[NodeComm
         container = pod.container
         texts = [*container["command"], *container.get("args", [])]
         environment = {
-            item["name"]: _replace(item["value"], services)
+            item["name"]: _replace(item["value"].replace("$$", "$"), services)
             for item in container.get("env", [])
             if "value" in item
         }
         if "PET_RDZV_ID" in environment:
             environment["PET_RDZV_ID"] = leader.run_id
-        command = tuple(_replace(text, services) for text in texts)
+        command = tuple(_replace(text.replace("$$", "$"), services) for text in texts)
         commands.append(NodeCommand(pod.node, command, environment))
     return commands
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str,
         "labels": labels,
         "annotations": annotations,
     }
+
+
+def escape_references(job: JobSpec) -> JobSpec:
+    """Return the job with `$` doubled in commands and variables, as pods expand `$(NAME)`.
+
+    https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container/
+    """
+    return replace(
+        job,
+        command=tuple(word.replace("$", "$$") for word in job.command),
+        environment={name: text.replace("$", "$$") for name, text in job.environment.items()},
+        stages=tuple(map(escape_references, job.stages)),
+    )
 
 
 def build_pod_template(

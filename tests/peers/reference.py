@@ -50,6 +50,7 @@ def generate(folder: Path, limit: int) -> list[list[int]]:
     declared = model.generation_config.eos_token_id
     ends = declared if isinstance(declared, list) else [declared]
     options: Any = {
+        "tokenizer": tokenizer,
         "max_new_tokens": NEW_TOKENS,
         "do_sample": False,
         "pad_token_id": tokenizer.pad_token_id,

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from regauge.accelerators.cpu import Cpu
+from regauge.data.tokenizer import LoadedTokenizer
 from regauge.inference.export.artifact import Artifact
 from regauge.inference.export.text_stream import AnswerText
 from regauge.inference.export.uncompiled import open_model
@@ -197,6 +198,29 @@ def test_the_generation_configuration_of_the_model_applies(
     expected = expect(generation, "mistral", **options)
     assert expected != expect(generation, "mistral")
     assert Collector(load("mistral", **options)).run(make_requests(generation)) == expected
+
+
+@pytest.mark.parametrize("generation", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_an_answer_ends_after_a_stop_string_of_the_model(
+    models: Callable[..., Artifact],
+    expect: Callable[..., Any],
+    load: Callable[..., Any],
+    generation: Generation,
+) -> None:
+    whole = expect(generation)
+    decode = LoadedTokenizer(models().tokenizer_folder).decode
+    stop = decode(whole[0][2:4])
+    options = {"stop_strings": stop, "prompt_lookup_num_tokens": 3}
+    lengths = [
+        next((end for end in range(len(row) + 1) if stop in decode(row[:end])), len(row))
+        for row in whole
+    ]
+    assert lengths[0] <= 4 < max(lengths)
+    expected = [row[:length] for row, length in zip(whole, lengths, strict=True)]
+    assert expect(generation, **options) == expected
+    collector = Collector(load(**options))
+    assert collector.run(make_requests(generation)) == expected
+    assert collector.ends["0"].finish_reason == "stop"
 
 
 def test_answers_are_the_same_if_the_cache_is_too_small_for_all(

@@ -13,7 +13,8 @@ from regauge.models.attention_masks import detect_attention_spec, max_text_token
 from regauge.models.generation.generation_config import list_token_ids, read_end_token_ids
 from regauge.models.generation.sampling import TokenSampler
 from regauge.models.settings import Generation
-from regauge.system.errors import SettingsError
+from regauge.system.errors import SettingsError, first_line
+from regauge.system.hub import GENERATION_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +34,10 @@ PROMPT_OPTIONS: dict[str, Any] = {
     "min_length": 0,
 }
 """Generation options that also read padding, with their neutral values."""
+ASSISTING_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit")
+"""Generation options that guess tokens, for one prompt at a time; they do not change the answer."""
+MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
+"""Ways of generation that `generate` supports for batches."""
 
 
 def find_generation_limit(model: PreTrainedModel) -> int | None:
@@ -51,7 +56,8 @@ class GenerationProgram(nn.Module):
     """Generation with transformers' `generate` and a key-value cache.
 
     The other options in the model's generation configuration apply, such as a repetition penalty;
-    beams apply only if no token is drawn.
+    beams apply only if no token is drawn. Options that only save time, such as prompt lookup, are
+    ignored.
     """
 
     def __init__(
@@ -64,7 +70,10 @@ class GenerationProgram(nn.Module):
         has_token_types: bool = False,
         tokenizer: Path | None = None,
     ) -> None:
-        """Take a model and its special tokens; `tokenizer` is the folder for stop texts."""
+        """Take a model and its special tokens; `tokenizer` is the folder for stop texts.
+
+        Raises SettingsError if the model declares a way of generation that is not supported.
+        """
         super().__init__()
         self.model = model
         self.options = Generation(max_new_tokens=max_new_tokens)
@@ -78,7 +87,16 @@ class GenerationProgram(nn.Module):
         self._tokenizer_folder = tokenizer
         self._tokenizer: LoadedTokenizer | None = None
         declared: Any = model.generation_config
+        for name in ASSISTING_OPTIONS:
+            setattr(declared, name, None)
         self._has_beams = (declared.num_beams or 1) > 1
+        stops, declared.stop_strings = declared.stop_strings or (), None
+        self._stop_strings = (stops,) if isinstance(stops, str) else tuple(stops)
+        mode = declared.get_generation_mode()
+        if mode not in MODES or (self._stop_strings and self._has_beams):
+            problem = f"{GENERATION_CONFIG} asks for {mode.value.replace('_', ' ')}"
+            problem += " with stop_strings" if mode in MODES else ""
+            raise SettingsError(f"{problem}, which is not supported", "remove the option there")
         self._reads_prompts = any(
             getattr(declared, name, None) not in {None, neutral}
             for name, neutral in PROMPT_OPTIONS.items()
@@ -159,9 +177,12 @@ class GenerationProgram(nn.Module):
         if monitor is not None:
             more["stopping_criteria"] = [monitor]
         model: Any = self.model
-        rows = model.generate(
-            prompts, attention_mask=real.long(), generation_config=self._build_config(), **more
-        )
+        more |= {"attention_mask": real.long(), "generation_config": self._build_config()}
+        try:
+            rows = model.generate(prompts, **more)
+        except (AssertionError, ImportError, ValueError) as error:
+            problem = f"transformers cannot generate: {first_line(error)}"
+            raise SettingsError(problem, f"correct the options in {GENERATION_CONFIG}") from error
         shape = (len(tokens), self._max_new_tokens)
         generated = torch.full(shape, NO_TOKEN, device=tokens.device)
         generated[:, : rows.shape[1] - length] = rows[:, length:]
@@ -184,10 +205,19 @@ class GenerationProgram(nn.Module):
 
     def _build_monitor(self, lengths: Tensor, prompt_length: int) -> GenerationMonitor | None:
         """Return the monitor of a batch; None if it would have nothing to do, or with beams."""
-        is_needed = self.options.stop or self.on_step or bool((lengths == 0).any())
+        has_stops = self.options.stop or self._stop_strings
+        is_needed = has_stops or self.on_step or bool((lengths == 0).any())
         if not is_needed or (self._has_beams and not self.options.is_sampled):
             return None
         return GenerationMonitor(self, lengths, prompt_length)
+
+    def is_stopped(self, tokens: list[int], stops: tuple[str, ...] = ()) -> bool:
+        """Return whether an answer has one of some stop texts, or of the model's own.
+
+        The model's own stop texts are part of an answer.
+        """
+        stops += self._stop_strings
+        return bool(stops) and any(map(self.decode(tokens).__contains__, stops))
 
     def decode(self, tokens: list[int]) -> str:
         if self._tokenizer is None:
@@ -220,16 +250,14 @@ class GenerationMonitor(StoppingCriteria):
         generated = input_ids[:, self._prompt_length :]
         if self._program.on_step is not None and 0 in self._active:
             self._program.on_step(generated[0].tolist())
-        stops = self._program.options
-        if stops.stop:
-            for row in sorted(self._active):
-                tokens = generated[row].tolist()
-                if tokens[-1] in self._program.end_ids:
-                    self._active.discard(row)
-                elif stops.find_stop(self._program.decode(tokens)) is not None:
-                    self._active.discard(row)
-                    self.stop_lengths[row] = len(tokens)
-                    self._has_ended[row] = True
+        for row in sorted(self._active):
+            tokens = generated[row].tolist()
+            if tokens[-1] in self._program.end_ids:
+                self._active.discard(row)
+            elif self._program.is_stopped(tokens, self._program.options.stop):
+                self._active.discard(row)
+                self.stop_lengths[row] = len(tokens)
+                self._has_ended[row] = True
         return self._has_ended
 
 

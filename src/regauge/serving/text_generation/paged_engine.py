@@ -25,7 +25,11 @@ from transformers.generation.continuous_batching.utils import (
 
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.serving.text_generation.paged_attention import NAME
-from regauge.serving.text_generation.request_sampler import RequestSampler, SampledRequest
+from regauge.serving.text_generation.request_sampler import (
+    RequestSampler,
+    SampledRequest,
+    list_tokens,
+)
 from regauge.serving.text_generation.text_requests import EngineLimits, TextEngine, TokenEvent
 from regauge.system.errors import first_line
 
@@ -198,7 +202,9 @@ class PagedTextEngine(TextEngine):
         is_end = token in self._end_ids
         if not is_end:
             self._events.append(TokenEvent(request_id, token))
-        if state.status == RequestStatus.FINISHED:
+        prompt = self.sampler.requests[request_id].request.prompt
+        is_end = is_end or self._program.is_stopped(list_tokens(state)[len(prompt) :])
+        if is_end or state.status == RequestStatus.FINISHED:
             self._end_running(request_id, "stop" if is_end else "length")
 
     def _end_running(self, request_id: str, reason: FinishReason, message: str = "") -> None:

@@ -84,7 +84,7 @@ class RequestSampler:
         for row, state in enumerate(self.states):
             request = self.requests[state.request_id]
             if request.processors is not None:
-                ids = torch.tensor([_list_tokens(state)], device=scores.device)
+                ids = torch.tensor([list_tokens(state)], device=scores.device)
                 scores[row : row + 1] = request.processors(ids, scores[row : row + 1])
             if request.draws is not None:
                 options = request.request.generation
@@ -109,7 +109,7 @@ class RequestSampler:
         scores[indices, tokens] = 0.0
 
 
-def _list_tokens(state: Any) -> list[int]:
+def list_tokens(state: Any) -> list[int]:
     """Return a request's prompt and answer so far."""
     tokens: list[int] = state.initial_tokens + state.generated_tokens
     return tokens

@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers import models as tokenizer_models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from regauge.accelerators.cpu import Cpu
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.inference.export.artifact import Artifact
+from regauge.inference.export.preprocess import Preprocessor
 from regauge.inference.export.text_stream import AnswerText
 from regauge.inference.export.uncompiled import open_model
+from regauge.models.io_spec import InputSpec
+from regauge.models.sentence_transformers import Tokenization
 from regauge.models.settings import Generation
 from regauge.serving.text_generation import paged_attention, vllm_engine
 from regauge.serving.text_generation.engine_choice import load_text_engine
@@ -469,3 +475,37 @@ def test_a_stop_text_ends_an_answer_between_two_windows() -> None:
     assert "".join(parts) == "0123456789" * 2 + "012345678"
     assert answer.has_stopped
     assert answer.finish() == ""
+
+
+@pytest.mark.parametrize("text", ["say 寿司 now 🚀", "🚀寿", "naïve 👩‍👩‍👧\n\nok" * 3, "plain"])
+@pytest.mark.parametrize("num_missing", [0, 1, 2, 4])
+def test_streamed_bytes_equal_the_text_decoded_by_transformers(
+    tmp_path: Path, text: str, num_missing: int
+) -> None:
+    """A byte can change the text of earlier bytes: transformers decodes a run of bytes at once."""
+    folder = write_byte_fallback_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = ids[: len(ids) - num_missing]
+    tokenization = Tokenization(max_length=99, convention="transformers")
+    preprocessor = Preprocessor(folder, tokenization, InputSpec())
+    answer = preprocessor.build_answer(Generation())
+    parts = [answer.add([token]) for token in ids]
+    assert "".join([*parts, answer.finish()]) == tokenizer.decode(ids)
+    assert not any("\ufffd" in part for part in parts)
+
+
+def write_byte_fallback_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer like Llama's: letters, and bytes for all other characters."""
+    letters = "▁abcdefghijklmnopqrstuvwxyz"
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    role = {"unk_token": "<unk>"}
+    tokenizer = Tokenizer(
+        tokenizer_models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, **role)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **role).save_pretrained(folder)
+    return folder

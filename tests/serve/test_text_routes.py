@@ -297,6 +297,7 @@ def test_a_slow_reader_does_not_block_others(
         ("completions", {"prompt": "a", "stop": list("abcde")}, 422, "stop"),
         ("completions", {"prompt": "a", "stop": ""}, 422, "stop"),
         ("completions", {"prompt": "a", "logprobs": 3}, 422, "logprobs"),
+        ("completions", {"prompt": "a", "logprobs": 0}, 422, "logprobs"),
         ("completions", {"prompt": "a", "echo": True}, 422, "echo"),
         ("completions", {"prompt": "a", "best_of": 3}, 422, "best_of"),
         ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, 422, "logit_bias"),

@@ -203,6 +203,12 @@ class LoadedTokenizer:
         """Number of characters of the longest token, as the vocabulary writes it."""
         return max(map(len, self._tokenizer.get_vocab()))
 
+    @cached_property
+    def byte_token(self) -> int | None:
+        """The byte fallback token of 0xFF, which is in no character; None without byte fallback."""
+        token: int | None = self._tokenizer.token_to_id("<0xFF>")
+        return token if token is not None and self.decode([token]) == "\ufffd" else None
+
     def token_text(self, token_id: int) -> str:
         """Return a token as the vocabulary writes it; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""

@@ -15,7 +15,6 @@ from regauge.data.randomness import draw_uniform
 from regauge.inference.export.buckets import select_buckets
 from regauge.inference.export.engine import Engine
 from regauge.inference.export.records import TextRecords
-from regauge.inference.export.text_stream import AnswerText
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.log import logger
 
@@ -135,9 +134,7 @@ class TextStream:
     def __init__(
         self, preprocessor: Preprocessor, generation: Generation, on_text: Callable[[str], None]
     ) -> None:
-        self._answer = AnswerText(
-            lambda tokens: preprocessor.decode(np.array([tokens]))[0], generation
-        )
+        self._answer = preprocessor.build_answer(generation)
         self._on_text = on_text
         self._sent = ""
 

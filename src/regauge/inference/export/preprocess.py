@@ -16,6 +16,7 @@ from regauge.data.columns import encode_value, find_embedding_rows
 from regauge.data.conversations import check_strings, format_part, parse_request
 from regauge.data.tokenizer import LoadedTokenizer, truncate_ids
 from regauge.inference.export.records import TextRecords, TokenizedTexts
+from regauge.inference.export.text_stream import AnswerText
 from regauge.system.errors import DataError
 from regauge.system.log import logger
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from regauge.inference.export.artifact import Artifact
     from regauge.models.io_spec import InputSpec
     from regauge.models.sentence_transformers import Tokenization
+    from regauge.models.settings import Generation
 
 MAX_CHECKED_CONVERSATIONS = 100
 """How many conversations to search for ignored parts."""
@@ -369,6 +371,10 @@ class Preprocessor:
     def decode_ids(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens, by default without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def build_answer(self, generation: Generation) -> AnswerText:
+        """Return an empty answer that decodes its tokens as they come."""
+        return AnswerText(self.decode_ids, generation, self._tokenizer.byte_token)
 
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
         pairs = self._tokenizer.encode_pairs(

@@ -1,7 +1,7 @@
 """The text of an answer whose tokens arrive one after the other.
 
-Text is released only when no later token can change it: an unfinished character and a possible stop
-text start are held back.
+Text is released only when no later token can change it: an unfinished character, the bytes of a
+byte fallback and a possible stop text start are held back.
 """
 
 from __future__ import annotations
@@ -22,15 +22,24 @@ WINDOW_TOKENS = 16
 class AnswerText:
     """Decodes an answer's tokens and finds where a stop text ends it."""
 
-    def __init__(self, decode: Callable[[list[int]], str], generation: Generation) -> None:
-        """Take the function that decodes tokens, and the options with the stop texts."""
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        generation: Generation,
+        byte_token: int | None = None,
+    ) -> None:
+        """Take the function that decodes tokens, and the options with the stop texts.
+
+        `byte_token` is a byte fallback token that fits no character, if the tokenizer has one.
+        """
         self._decode = decode
+        self._byte_tokens = [] if byte_token is None else [byte_token]
         self._generation = generation
         self._tokens: list[int] = []
         self._context = 0
         self._start = 0
         self._before = ""
-        self._text = ""
+        self._text = self._stable = ""
         self._num_released = 0
         self.has_stopped = False
         """Whether the answer has a stop text; later tokens are not part of it."""
@@ -44,8 +53,7 @@ class AnswerText:
         if self.has_stopped:
             return ""
         self._tokens += tokens
-        window = self._decode_window()
-        self._text = self._before + window
+        self._decode_window()
         stop = self._generation.find_stop(self._text)
         if stop is not None:
             self.has_stopped = True
@@ -57,8 +65,8 @@ class AnswerText:
         """Return the rest of the text."""
         return self._release(len(self._text))
 
-    def _decode_window(self) -> str:
-        """Return the text after `_before`, and let `_before` grow once in a while.
+    def _decode_window(self) -> None:
+        """Decode the tokens after `_before`, and let `_before` grow once in a while.
 
         The tokens before are decoded too, because a token's text may depend on its neighbors. If
         their text changes, all tokens are decoded.
@@ -67,19 +75,21 @@ class AnswerText:
         text = self._decode(self._tokens[self._context :])
         if not text.startswith(known):
             self._context = self._start = 0
-            self._before = ""
-            return self._decode(self._tokens)
-        text = text[len(known) :]
-        is_long = len(self._tokens) - self._start >= WINDOW_TOKENS
-        if is_long and not text.endswith(UNFINISHED_CHARACTER):
-            self._before += text
+            self._before = known = ""
+            text = self._decode(self._tokens)
+        stable = text
+        if self._byte_tokens:  # it makes all bytes before it unfinished
+            stable = self._decode([*self._tokens[self._context :], *self._byte_tokens])
+        stable = stable.rstrip(UNFINISHED_CHARACTER)
+        self._text = self._before + text[len(known) :]
+        self._stable = self._before + stable[len(known) :]
+        if len(self._tokens) - self._start >= WINDOW_TOKENS and stable == text:
+            self._before = self._text
             self._context, self._start = self._start, len(self._tokens)
-            return ""
-        return text
 
     def _count_stable(self) -> int:
-        """Return how many characters precede an unfinished character or a stop text's start."""
-        text = self._text.rstrip(UNFINISHED_CHARACTER)
+        """Return how many characters precede text that may change or a stop text's start."""
+        text = self._stable
         sizes = (
             size
             for stop in self._generation.stop

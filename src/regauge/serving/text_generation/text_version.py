@@ -11,7 +11,6 @@ from regauge.data.chat_templates import TemplateError
 from regauge.data.conversations import ASSISTANT, ConversationError
 from regauge.data.sources import is_unicode
 from regauge.inference.export.preprocess import Preprocessor
-from regauge.inference.export.text_stream import AnswerText
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import UnavailableError
 from regauge.serving.text_generation.text_client import TextWorker
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regauge.inference.export.artifact import Artifact
+    from regauge.inference.export.text_stream import AnswerText
     from regauge.models.settings import Generation
     from regauge.serving.settings import Serve
     from regauge.serving.text_generation.text_client import TokenStream
@@ -134,10 +134,7 @@ class TextVersion(LoadedVersion):
 
     def build_answer(self, generation: Generation) -> AnswerText:
         """Return an empty answer that decodes its tokens."""
-        return AnswerText(self._decode, generation)
-
-    def _decode(self, tokens: list[int]) -> str:
-        return self._chat.decode(np.array([tokens], np.int64))[0] if tokens else ""
+        return self._chat.build_answer(generation)
 
     def _check_length(self, *, is_long: bool) -> None:
         if is_long:

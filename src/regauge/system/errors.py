@@ -26,7 +26,7 @@ UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 LINK_LOOP = "Symlink loop from "
 """Message of the RuntimeError raised by `Path.resolve` before Python 3.13."""
 ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), 127)}
-"""Control characters in quoted values, escaped: a message is one line."""
+"""Control characters of quoted values as they are shown."""
 WRONG_KIND_ERRNOS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENXIO)
 """System errors for the wrong kind of path, such as a folder for a file."""
 
@@ -37,8 +37,8 @@ class RegaugeError(Exception):
     exit_code = 1
 
     def __init__(self, problem: str, remedy: str) -> None:
-        self.problem = problem.translate(ESCAPES)
-        self.remedy = remedy.translate(ESCAPES)
+        self.problem = _join_lines(problem)
+        self.remedy = _join_lines(remedy)
         super().__init__(f"{self.problem}; {self.remedy}")
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
@@ -183,7 +183,7 @@ def describe_error(error: BaseException) -> ErrorReport:
     if isinstance(error, RuntimeError) and str(error).startswith(LINK_LOOP):
         error = SettingsError(str(error), "remove that link")
     if isinstance(error, RegaugeError):
-        return ErrorReport(_join_lines(str(error)), error.exit_code)
+        return ErrorReport(str(error), error.exit_code)
     message = _join_lines(str(error)) or "no message"
     remedy = f"run again with {SHOW_TRACEBACK} to see the traceback"
     location = f"{type(error).__name__} in {_find_code_location(error)}"
@@ -217,7 +217,8 @@ def first_line(error: object) -> str:
 
 
 def _join_lines(text: str) -> str:
-    return " ".join(text.split())
+    """Return a text as one printable line."""
+    return " ".join(text.split()).translate(ESCAPES)
 
 
 def _find_code_location(error: BaseException) -> str:

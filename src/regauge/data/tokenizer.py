@@ -62,8 +62,6 @@ _WORD_STARTS, _WORD_INSIDE = ("Ġ", "▁"), "##"
 """Marks on tokens at the start of a word, and on tokens inside one."""
 _BATCH_TEXTS = 32
 """Texts tokenized at once, because the library needs 400 times their memory."""
-_NO_MAX_LENGTH = int(1e30)
-"""transformers' `model_max_length` for a tokenizer without a maximum length."""
 
 
 class EncodedPair(NamedTuple):
@@ -222,10 +220,9 @@ class LoadedTokenizer:
         has_prefix = ids[: len(self.prefix)].tolist() == self.prefix.tolist()
         start = len(self.prefix) if has_prefix else 0
         tokens = [self._tokenizer.id_to_token(token_id) or "" for token_id in ids[start:].tolist()]
-        if any(token.startswith(_WORD_STARTS) for token in tokens):
-            is_inner = [not token.startswith(_WORD_STARTS) for token in tokens]
-        else:
-            is_inner = [token.startswith(_WORD_INSIDE) for token in tokens]
+        at_start = any(token.startswith(_WORD_STARTS) for token in tokens)
+        mark = _WORD_STARTS if at_start else _WORD_INSIDE
+        is_inner = [token.startswith(mark) != at_start for token in tokens]
         num_inner = is_inner.index(False) if False in is_inner else 0
         return np.concatenate([ids[:start], ids[start + num_inner :]])
 
@@ -378,7 +375,7 @@ def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, fol
     tokenizer.save(str(folder / TOKENIZER))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": _NO_MAX_LENGTH,
+        "model_max_length": int(1e30),  # transformers' value for no maximum
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,
         **{f"{role}_token": token for role, token in TRAINED_ROLES.items()},

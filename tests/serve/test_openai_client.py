@@ -50,7 +50,7 @@ def test_dimensions_shorten_and_normalize(client: OpenAI) -> None:
     short = client.embeddings.create(model="encoder", input=TEXTS, dimensions=8).data[0].embedding
     expected = np.array(whole[:8]) / np.linalg.norm(whole[:8])
     np.testing.assert_allclose(short, expected, atol=1e-6)
-    with pytest.raises(openai.UnprocessableEntityError, match="over the 32 numbers"):
+    with pytest.raises(openai.BadRequestError, match="over the 32 numbers"):
         client.embeddings.create(model="encoder", input=TEXTS, dimensions=33)
 
 
@@ -78,15 +78,18 @@ def test_models_are_listed(client: OpenAI, server: LiveServer) -> None:
 def test_errors_have_the_classes_of_openai(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no model is called 'missing'"):
         client.embeddings.create(model="missing", input="a")
-    with pytest.raises(openai.UnprocessableEntityError, match="input is empty"):
+    with pytest.raises(openai.BadRequestError, match="input is empty"):
         client.embeddings.create(model="encoder", input=[])
-    with pytest.raises(openai.UnprocessableEntityError, match="the model returns classes"):
+    with pytest.raises(openai.BadRequestError, match="the model returns classes"):
         client.embeddings.create(model="classifier", input="a")
-    with pytest.raises(openai.UnprocessableEntityError, match="token 99999 is over"):
+    with pytest.raises(openai.BadRequestError, match="token 99999 is over"):
         client.embeddings.create(model="encoder", input=[99999])
-    with pytest.raises(openai.APIStatusError, match="longer than the 48 tokens") as caught:
+    with pytest.raises(openai.BadRequestError, match="longer than the 48 tokens") as caught:
         client.embeddings.create(model="encoder", input="word " * 60)
-    assert caught.value.status_code == 413
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="2049 records are over") as caught:
+        client.embeddings.create(model="encoder", input=["a"] * 2049)
+    assert caught.value.code == "too_large"
 
 
 def test_a_wrong_key_is_an_authentication_error(

@@ -274,54 +274,54 @@ def test_a_slow_reader_does_not_block_others(
 @pytest.mark.parametrize(
     ("route", "body", "status", "field"),
     [
-        ("completions", b"{", 422, None),
-        ("completions", b"[]", 422, None),
-        ("completions", {}, 422, "prompt"),
-        ("completions", {"prompt": []}, 422, "prompt"),
-        ("completions", {"prompt": ""}, 422, None),
-        ("completions", {"prompt": [[1], "a", 5]}, 422, "prompt"),
-        ("completions", {"prompt": [1, "a"]}, 422, "prompt"),
-        ("completions", {"prompt": [1, True]}, 422, "prompt"),
-        ("completions", {"prompt": [1, 2**40]}, 422, "prompt"),
-        ("completions", {"prompt": [100_000]}, 422, None),
-        ("completions", {"prompt": "a", "max_tokens": 0}, 422, "max_tokens"),
-        ("completions", {"prompt": "a", "max_tokens": "9"}, 422, "max_tokens"),
-        ("completions", {"prompt": "a", "max_tokens": 128}, 413, None),
-        ("completions", {"prompt": "a" * 129}, 413, None),
-        ("completions", {"prompt": ["a"] * 129}, 413, None),
-        ("completions", {"prompt": "a" * 100_000}, 413, None),
-        ("completions", {"prompt": "a", "temperature": -1}, 422, "temperature"),
-        ("completions", {"prompt": "a", "temperature": 3}, 422, "temperature"),
-        ("completions", {"prompt": "a", "top_p": 0}, 422, "top_p"),
-        ("completions", {"prompt": "a", "n": 0}, 422, "n"),
-        ("completions", {"prompt": "a", "stop": list("abcde")}, 422, "stop"),
-        ("completions", {"prompt": "a", "stop": ""}, 422, "stop"),
-        ("completions", {"prompt": "a", "logprobs": 3}, 422, "logprobs"),
-        ("completions", {"prompt": "a", "logprobs": 0}, 422, "logprobs"),
-        ("completions", {"prompt": "a", "echo": True}, 422, "echo"),
-        ("completions", {"prompt": "a", "best_of": 3}, 422, "best_of"),
-        ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, 422, "logit_bias"),
-        ("completions", {"prompt": "a", "temprature": 1}, 422, "temprature"),
+        ("completions", b"{", 400, None),
+        ("completions", b"[]", 400, None),
+        ("completions", {}, 400, "prompt"),
+        ("completions", {"prompt": []}, 400, "prompt"),
+        ("completions", {"prompt": ""}, 400, None),
+        ("completions", {"prompt": [[1], "a", 5]}, 400, "prompt"),
+        ("completions", {"prompt": [1, "a"]}, 400, "prompt"),
+        ("completions", {"prompt": [1, True]}, 400, "prompt"),
+        ("completions", {"prompt": [1, 2**40]}, 400, "prompt"),
+        ("completions", {"prompt": [100_000]}, 400, None),
+        ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ("completions", {"prompt": "a", "max_tokens": "9"}, 400, "max_tokens"),
+        ("completions", {"prompt": "a", "max_tokens": 128}, 400, None),
+        ("completions", {"prompt": "a" * 129}, 400, None),
+        ("completions", {"prompt": ["a"] * 129}, 400, None),
+        ("completions", {"prompt": "a" * 100_000}, 400, None),
+        ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
+        ("completions", {"prompt": "a", "temperature": 3}, 400, "temperature"),
+        ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p"),
+        ("completions", {"prompt": "a", "n": 0}, 400, "n"),
+        ("completions", {"prompt": "a", "stop": list("abcde")}, 400, "stop"),
+        ("completions", {"prompt": "a", "stop": ""}, 400, "stop"),
+        ("completions", {"prompt": "a", "logprobs": 3}, 400, "logprobs"),
+        ("completions", {"prompt": "a", "logprobs": 0}, 400, "logprobs"),
+        ("completions", {"prompt": "a", "echo": True}, 400, "echo"),
+        ("completions", {"prompt": "a", "best_of": 3}, 400, "best_of"),
+        ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ("completions", {"prompt": "a", "temprature": 1}, 400, "temprature"),
         ("completions", {"prompt": "a", "model": "other"}, 404, None),
-        ("completions", {"prompt": "a\ud800"}, 422, None),
-        ("chat/completions", {"messages": []}, 422, "messages"),
-        ("chat/completions", {"messages": ["a"]}, 422, "messages"),
-        ("chat/completions", {"messages": [{"role": "user"}]}, 422, None),
-        ("chat/completions", {"messages": [{"role": "boss", "content": "a"}]}, 422, None),
+        ("completions", {"prompt": "a\ud800"}, 400, None),
+        ("chat/completions", {"messages": []}, 400, "messages"),
+        ("chat/completions", {"messages": ["a"]}, 400, "messages"),
+        ("chat/completions", {"messages": [{"role": "user"}]}, 400, None),
+        ("chat/completions", {"messages": [{"role": "boss", "content": "a"}]}, 400, None),
         (
             "chat/completions",
             {"messages": [*MESSAGES, {"role": "assistant", "content": "a"}]},
-            422,
+            400,
             None,
         ),
-        ("chat/completions", {"messages": MESSAGES, "tools": "a"}, 422, "tools"),
+        ("chat/completions", {"messages": MESSAGES, "tools": "a"}, 400, "tools"),
         (
             "chat/completions",
             {"messages": MESSAGES, "response_format": {"type": "json_object"}},
-            422,
+            400,
             "response_format",
         ),
-        ("chat/completions", {"messages": MESSAGES, "max_tokens": 127}, 413, None),
+        ("chat/completions", {"messages": MESSAGES, "max_tokens": 127}, 400, None),
     ],
 )
 def test_a_malformed_request_is_refused_in_openais_schema(
@@ -354,7 +354,7 @@ def test_a_late_answer_is_refused(post: Callable[..., httpx.Response]) -> None:
     response = post("completions", body, **{"Regauge-Timeout-Ms": "1"})
     assert response.status_code == 504
     assert response.json()["error"]["type"] == "server_error"
-    assert post("completions", body, **{"Regauge-Timeout-Ms": "0"}).status_code == 422
+    assert post("completions", body, **{"Regauge-Timeout-Ms": "0"}).status_code == 400
     stream = post("completions", {**body, "stream": True}, **{"Regauge-Timeout-Ms": "1"})
     assert stream.status_code == 200
     assert "not complete in time" in stream.text
@@ -377,8 +377,11 @@ def test_more_requests_than_the_queue_holds_are_refused(
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no model is called 'other'"):
         client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.UnprocessableEntityError, match="logprobs is not supported"):
+    with pytest.raises(openai.BadRequestError, match="logprobs is not supported"):
         client.completions.create(model=MODEL_NAME, prompt="a", logprobs=2)
+    with pytest.raises(openai.BadRequestError, match="the prompt has") as caught:
+        client.completions.create(model=MODEL_NAME, prompt="a" * 2000, max_tokens=9)
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_lost_worker_fails_its_requests(
@@ -391,7 +394,7 @@ def test_a_lost_worker_fails_its_requests(
         wait_for(lambda: context.num_requests > 0)
         kill(context.workers.ready[0].pid, signal.SIGKILL)
         response = answer.result()
-    assert response.status_code == 424
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
     assert "process that generated the answer ended" in response.json()["error"]["message"]
     wait_for(lambda: context.workers.num_replaced == 1)
     missing = post("completions", {**body, "n": 1})

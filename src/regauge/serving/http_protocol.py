@@ -10,6 +10,7 @@ import asyncio
 import math
 import re
 import time
+import zlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,7 @@ from regauge.serving.model_slot import TRIAL, CanaryTrial
 from regauge.serving.request_errors import (
     FieldError,
     InvalidRequestError,
+    MediaTypeError,
     OverloadedError,
     RequestError,
     TooLargeError,
@@ -52,7 +54,8 @@ if TYPE_CHECKING:
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
 
-    FormatError = Callable[[RequestError], dict[str, Any]]
+    FormatError = Callable[[RequestError], tuple[int, dict[str, Any]]]
+    """Returns a protocol's status and document for a failure."""
 
 TIMEOUT_HEADER, PRIORITY_HEADER = "regauge-timeout-ms", "regauge-priority"
 TRUNCATED_HEADER = "regauge-truncated-records"
@@ -278,7 +281,8 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
             response = await _answer(context, spec, request)
             status = response.status_code
         except RequestError as error:
-            response, status = build_error_response(error, format_error), error.status
+            response = build_error_response(error, format_error)
+            status = response.status_code
             if isinstance(error, OverloadedError):
                 context.refused_at = time.monotonic()
         except ClientDisconnect:
@@ -286,7 +290,8 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
         except Exception:  # noqa: BLE001 - one request fails, and the server continues
             logger.exception("%s %s failed", spec.method, spec.path)
             failure = RequestError("internal server error; see the server log")
-            response, status = build_error_response(failure, format_error), failure.status
+            response = build_error_response(failure, format_error)
+            status = response.status_code
         finally:
             context.metrics.count_request(spec.path, status, time.perf_counter() - start)
         return response
@@ -317,9 +322,12 @@ def build_error_response(error: RequestError, format_error: FormatError) -> Resp
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = CHALLENGE
+    if isinstance(error, MediaTypeError):
+        headers["Accept-Encoding"] = "gzip, deflate"
     if isinstance(error, SlowBodyError):
         headers["Connection"] = "close"
-    return build_json_response(format_error(error), status=error.status, headers=headers)
+    status, document = format_error(error)
+    return build_json_response(document, status=status, headers=headers)
 
 
 def build_json_response(
@@ -386,9 +394,30 @@ async def receive_body(
         context.body_bytes -= len(body)
         raise
     try:
-        yield bytes(body)
+        yield _decompress(bytes(body), request.headers, int(max_bytes))
     finally:
         context.body_bytes -= len(body)
+
+
+def _decompress(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
+    """Return a body without its content encoding.
+
+    Raises MediaTypeError, TooLargeError, or InvalidRequestError for a damaged body.
+    """
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity":
+        return body
+    if encoding not in {"gzip", "x-gzip", "deflate"}:
+        raise MediaTypeError(f"content encoding '{encoding[:80]}' is not gzip or deflate")
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects the header of gzip or zlib
+    try:
+        content = decoder.decompress(body, limit + 1)
+    except zlib.error:
+        raise InvalidRequestError(f"the body is not valid {encoding}") from None
+    _check_size(len(content), limit)
+    if not decoder.eof:
+        raise InvalidRequestError(f"the {encoding} body is incomplete")
+    return content
 
 
 def _check_size(size: int, limit: float) -> None:

@@ -20,6 +20,7 @@ from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import QUEUED_BATCHES, Dispatcher
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import (
+    ContextLengthError,
     FieldError,
     InferenceError,
     InvalidRequestError,
@@ -290,7 +291,7 @@ class ModelVersion(LoadedVersion):
         """
         encoded = await self._encode(inputs)
         if failures := self._find_long_records(inputs, encoded.is_truncated):
-            raise TooLargeError(failures[min(failures)])
+            raise ContextLengthError(failures[min(failures)])
         records = encoded.records
         if records.num_tokens > MAX_VECTOR_TOKENS:
             problem = f"{records.num_tokens} tokens are over the limit of {MAX_VECTOR_TOKENS}"
@@ -380,7 +381,7 @@ class ModelVersion(LoadedVersion):
         problem = "record {} is longer than the {} tokens that the model reads; shorten it"
         failures = {int(index): problem.format(index, limit) for index in np.flatnonzero(is_long)}
         if failures and not self._settings.item_errors:
-            raise TooLargeError(failures[min(failures)])
+            raise ContextLengthError(failures[min(failures)])
         return failures
 
     def _fill_workers(self) -> None:

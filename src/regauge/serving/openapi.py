@@ -24,13 +24,16 @@ from regauge.serving.routes.tei import format_tei_error
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from regauge.serving.http_protocol import FormatError
+
 STATUSES = {
     200: "The answer.",
+    400: "On OpenAI's routes, the request has a wrong form, or a text or the body is over a limit.",
     401: "No valid API key.",
     404: "No such model.",
     408: "The request did not arrive in time.",
     413: "A text, the body or the number of records is over a limit.",
-    415: "The content type is not supported.",
+    415: "The content type or encoding is not supported.",
     422: "The request has a wrong form.",
     424: "The model failed to compute a record.",
     429: "The queue is full; Retry-After has the seconds to wait.",
@@ -55,6 +58,15 @@ PROTOCOLS = (
     (health.ROUTES, format_openai_error),
 )
 """Documented routes of each protocol, and how it formats errors."""
+
+
+def choose_format(path: str) -> FormatError:
+    """Return how the protocol of a path without a route formats errors; OpenAI's by default."""
+    start = path.split("/")[1]
+    for specs, format_error in PROTOCOLS:
+        if any(spec.path.split("/")[1] == start for spec in specs):
+            return format_error
+    return format_openai_error
 
 
 def list_routes() -> list[RouteSpec[Any]]:

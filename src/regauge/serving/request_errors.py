@@ -46,8 +46,14 @@ class TooLargeError(RequestError):
     code = "too_large"
 
 
+class ContextLengthError(TooLargeError):
+    """A text is longer than the model reads."""
+
+    code = "context_length_exceeded"
+
+
 class MediaTypeError(RequestError):
-    """The body has a content type that the route does not read."""
+    """The body has a content type or encoding that the route does not read."""
 
     status = 415
 

@@ -15,7 +15,7 @@ from regauge.serving.http_protocol import (
     build_route,
 )
 from regauge.serving.model_set import ModelSet
-from regauge.serving.openapi import DOCUMENT_ROUTES, PROTOCOLS
+from regauge.serving.openapi import DOCUMENT_ROUTES, PROTOCOLS, choose_format
 from regauge.serving.request_errors import NotFoundError, RequestError
 from regauge.serving.routes import search
 from regauge.serving.routes.openai import format_openai_error
@@ -24,11 +24,12 @@ from regauge.serving.search.search_service import SearchService
 from regauge.serving.server_metrics import ServerMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Route
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from regauge.serving.api_keys import ApiKeys
@@ -87,7 +88,7 @@ def _build_app(context: ServerContext, service: SearchService | None) -> Starlet
         for specs, format_error in protocols
         for spec in specs
     ]
-    refuse = _build_refusal(context)
+    refuse = _build_refusal(context, routes)
     app = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
     app.router.redirect_slashes = False
     return app
@@ -109,14 +110,20 @@ def route_prefixes(names: Iterable[str], app: ASGIApp) -> ASGIApp:
     return run
 
 
-def _build_refusal(context: ServerContext) -> Callable[[Request, Exception], Response]:
+def _build_refusal(context: ServerContext, routes: Sequence[Route]) -> Callable[..., Response]:
     """Return a handler for requests without a matching route, which counts them."""
 
     def refuse(request: Request, error: Exception) -> Response:
         failure: RequestError = NotFoundError("this path does not exist")
+        path, headers = request.scope["path"], {}
         if isinstance(error, HTTPException) and error.status_code == MethodError.status:
             failure = MethodError(f"this path does not accept {request.method}")
+            matching = [route for route in routes if route.path_regex.match(path)]
+            methods = {method for route in matching for method in route.methods or ()}
+            headers["Allow"] = ", ".join(sorted(methods))
         context.metrics.count_unknown_route(failure.status)
-        return build_error_response(failure, format_openai_error)
+        response = build_error_response(failure, choose_format(path))
+        response.headers.update(headers)
+        return response
 
     return refuse

@@ -109,8 +109,8 @@ class InferBody(RequestBody):
         return super().parse(raw_body[: _json_length(headers, raw_body)], headers)
 
 
-def format_kserve_error(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
+def format_kserve_error(error: RequestError) -> tuple[int, dict[str, Any]]:
+    return error.status, {"error": error.message}
 
 
 async def _show_server(call: Call[EmptyBody]) -> Response:

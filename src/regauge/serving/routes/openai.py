@@ -38,6 +38,8 @@ ERROR_TYPES = {
     429: "rate_limit_error",
 }
 """Status -> OpenAI's error type; others are `invalid_request_error` or `server_error`."""
+STATUSES = {413: 400, 415: 400, 422: 400}
+"""Status -> OpenAI's status for a request that must be corrected."""
 
 
 class EmbeddingsBody(RequestBody):
@@ -62,17 +64,13 @@ class EmbeddingsBody(RequestBody):
     """Name of a prompt of the model to prepend."""
 
 
-def format_openai_error(error: RequestError) -> dict[str, Any]:
-    default = "server_error" if error.status >= 500 else "invalid_request_error"  # noqa: PLR2004
-    kind = ERROR_TYPES.get(error.status, default)
-    return {
-        "error": {
-            "message": error.message,
-            "type": kind,
-            "param": error.field,
-            "code": error.code,
-        }
-    }
+def format_openai_error(error: RequestError) -> tuple[int, dict[str, Any]]:
+    """Return the status from which OpenAI's clients choose an error class, and the document."""
+    status = STATUSES.get(error.status, error.status)
+    default = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004
+    kind = ERROR_TYPES.get(status, default)
+    document = {"message": error.message, "type": kind, "param": error.field, "code": error.code}
+    return status, {"error": document}
 
 
 async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:

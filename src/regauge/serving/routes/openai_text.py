@@ -17,11 +17,11 @@ from starlette.responses import StreamingResponse
 
 from regauge.serving.http_protocol import Call, RouteSpec, build_json_response, read_timeout
 from regauge.serving.request_errors import (
+    ContextLengthError,
     DeadlineError,
     InferenceError,
     InvalidRequestError,
     RequestError,
-    TooLargeError,
     UnavailableError,
 )
 from regauge.serving.routes.openai import format_openai_error
@@ -252,7 +252,7 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
             usage = _count_usage(answers, num_prompt_tokens)
             return build_json_response(output.format_answer(answers, texts, usage))
     except RequestTooLongError as error:
-        raise TooLargeError(str(error)) from None
+        raise ContextLengthError(str(error)) from None
     except DataError as error:
         raise InvalidRequestError(str(error)) from None
 
@@ -294,7 +294,8 @@ async def _stream_events(
                 yield output.format_chunk([output.format_part(*item)], **empty)
     except RequestError as error:
         version.has_failed |= not isinstance(error, DeadlineError)
-        yield format_event(format_openai_error(error))
+        _, document = format_openai_error(error)
+        yield format_event(document)
         return
     if num_prompt_tokens is not None:
         yield output.format_chunk([], usage=_count_usage(answers, num_prompt_tokens))

@@ -42,8 +42,10 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 Pair = Annotated[list[str], Field(min_length=1, max_length=2)]
 ERROR_KINDS = {
     404: "Validation",
+    405: "Validation",
     408: "Validation",
     413: "Validation",
+    415: "Validation",
     422: "Validation",
     424: "Backend",
     429: "Overloaded",
@@ -179,9 +181,9 @@ class DecodeBody(ModelBody):
     """Whether special tokens are left out."""
 
 
-def format_tei_error(error: RequestError) -> dict[str, Any]:
+def format_tei_error(error: RequestError) -> tuple[int, dict[str, Any]]:
     kind = ERROR_KINDS.get(error.status, "Backend")
-    return {"error": error.message, "error_type": kind}
+    return error.status, {"error": error.message, "error_type": kind}
 
 
 async def answer_by_model(call: Call[AnyBody]) -> Response:

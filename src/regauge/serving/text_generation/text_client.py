@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.serving.request_errors import (
     DeadlineError,
-    InferenceError,
     OverloadedError,
     UnavailableError,
 )
@@ -88,7 +87,7 @@ class TokenStream:
             raise DeadlineError(message) from None
         if not self._events:
             message = "the process that generated the answer ended; send the request again"
-            raise InferenceError(message)
+            raise UnavailableError(message, retry_after=1)
 
     def end(self) -> None:
         """Make the reader fail, because the worker ended."""

@@ -1,15 +1,21 @@
-"""Tables: Parquet by row group, Arrow by batch; all formats give the same rows."""
+"""Tables: Parquet by row group, Arrow by batch, objects of a program; all give the same rows."""
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
 from regauge import config
+from regauge.commands._python.records import write_records
 from regauge.data.sources import Record, Rejected, Source
 from regauge.data.sources.arrow import Arrow
 from regauge.data.sources.parquet import Parquet
@@ -105,6 +111,57 @@ def test_undecodable_bytes_reject_only_their_row(tmp_path: Path) -> None:
         read = source(tmp_path / name)
         assert [row["text"] for row in read_fields(read)] == ["good", "fine"]
         assert list_rejected(read) == [(f"{part} 0 row 1", "undecodable bytes")]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_columns_with_the_same_name_are_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, pa.table([["a"], [1], [2]], ["text", "n", "n"]))
+    with pytest.raises(DataError, match=rf"{name} has 2 columns 'n'; give them distinct names"):
+        source(tmp_path / name).list_pieces()
+
+
+DATA = [
+    (pd.Series(["a", "b"], name="title"), [{"text": "a"}, {"text": "b"}]),
+    (pd.Series(["a", "b"]).astype("category"), [{"text": "a"}, {"text": "b"}]),
+    (pa.chunked_array([["a"], ["b"]]), [{"text": "a"}, {"text": "b"}]),
+    (pa.chunked_array([[{"text": "a", "n": 1}]]), [{"text": "a", "n": 1}]),
+    (pa.table({"text": ["a"]}).to_reader(), [{"text": "a"}]),
+    (["a", np.str_("b")], [{"text": "a"}, {"text": "b"}]),
+    (
+        [{"text": "a", "day": date(2026, 1, 2), "n": np.int64(3), "d": Decimal("1.5")}],
+        [{"text": "a", "day": "2026-01-02", "n": 3, "d": 1.5}],
+    ),
+    (
+        pd.DataFrame({"text": ["a"], "day": [date(2026, 1, 2)]}),
+        [{"text": "a", "day": "2026-01-02"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "records"), DATA)
+def test_objects_of_a_program_become_records(
+    tmp_path: Path, data: Any, records: list[dict[str, Any]]
+) -> None:
+    file = write_records(data, tmp_path / "out")
+    assert read_fields(config.parse_choice("data/sources", file.source)) == records
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (pd.DataFrame({"text": ["a", "b"], "x": ["q", 7]}), "Conversion failed for column x"),
+        (pd.DataFrame({"text": ["a", "b"], "x": [[1], "q"]}), "cannot mix list and non-list"),
+        (pd.DataFrame([["a", 1, 2]], columns=["text", "n", "n"]), "Duplicate column names"),
+        (pd.Series(["a", 7]), "Expected bytes, got a 'int' object"),
+        ([{"text": {1}}], "record 1 of data cannot be written: a value of type set"),
+    ],
+)
+def test_an_object_that_is_no_table_is_refused_in_one_line(
+    tmp_path: Path, data: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        write_records(data, tmp_path / "out")
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_files_may_have_different_columns(tmp_path: Path) -> None:

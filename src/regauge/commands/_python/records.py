@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regauge.data.values import convert_value
 from regauge.system.errors import DataError, first_line
 from regauge.system.files import sha256
 
@@ -45,8 +46,8 @@ def write_records(data: Any, output: Path) -> RecordFile:
     """Write records to a file in the folder `<output>.records`, unless it exists.
 
     `data` are dictionaries or texts, a `datasets.Dataset`, a pyarrow table, or another object with
-    the Arrow stream interface, such as a pandas DataFrame. Raises DataError for other data, or
-    without records.
+    the Arrow stream interface, such as a pandas DataFrame or a Series of texts. Raises DataError
+    for other data, or without records.
     """
     folder = output.resolve().with_name(output.name + SUFFIX)
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,9 +81,27 @@ def _read_tables(data: Any) -> Tables | None:
         return None
     import pyarrow as pa
 
-    table = pa.table(data)
+    try:
+        table = _convert_to_table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        problem = f"data is not a table: {'; '.join(map(str, error.args))}"
+        raise DataError(
+            problem, "give each column a name of its own and values of one type"
+        ) from None
     starts = range(0, table.num_rows, BATCH_ROWS)
     return (table.slice(start, BATCH_ROWS) for start in starts)
+
+
+def _convert_to_table(data: Any) -> pa.Table:
+    """Return an object's table; a column alone, such as a pandas Series, has the field `text`."""
+    import pyarrow as pa
+
+    if isinstance(data, pa.RecordBatchReader) or hasattr(data, "columns"):
+        return pa.table(data)
+    column = pa.chunked_array(data)
+    if pa.types.is_struct(column.type):
+        return pa.Table.from_struct_array(column)
+    return pa.table({"text": column})
 
 
 def _write_arrow(tables: Tables, path: Path) -> int:
@@ -118,13 +137,12 @@ def _format_record(record: Any, number: int) -> str:
         problem = f"record {number} of data is of type {type(record).__name__}"
         raise DataError(problem, "give dictionaries or texts")
     try:
-        return json.dumps(dict(fields), ensure_ascii=False, default=_to_number)
+        return json.dumps(dict(fields), ensure_ascii=False, default=_convert_object)
     except (TypeError, ValueError) as error:
         problem = f"record {number} of data cannot be written: {first_line(error)}"
         raise DataError(problem, "use text, numbers, lists and dictionaries") from None
 
 
-def _to_number(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a value is of type {type(value).__name__}")
+def _convert_object(value: Any) -> Any:
+    """Return a numpy value, a date or a decimal number in a form that JSON has."""
+    return value.tolist() if hasattr(value, "tolist") else convert_value(value)

@@ -104,6 +104,10 @@ class TableSource(_files.FileSource):
 
     def check_columns(self, name: str, schema: Any) -> None:
         """Raise DataError if a column cannot be read; log the columns that are left out."""
+        for column in self.columns or schema.names:
+            if schema.names.count(column) > 1:
+                problem = f"{name} has {schema.names.count(column)} columns '{column}'"
+                raise DataError(problem, "give them distinct names")
         kinds = {field.name: _field_kind(field.type) for field in schema}
         for column in self.columns:
             if column not in kinds:

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,15 @@ KEYS = ("first-key", "second-key")
 TIMEOUT_SECONDS = 1.0
 """Time in which the server of these tests expects headers and bodies."""
 MAX_BODY_BYTES = 200_000
+MAX_ADDRESS_CONNECTIONS = 60
 OPTIONS = (
     f"serve.http.header_timeout_seconds={TIMEOUT_SECONDS}",
     f"serve.http.body_timeout_seconds={TIMEOUT_SECONDS}",
     f"serve.http.max_body_bytes={MAX_BODY_BYTES}",
     "serve.http.max_total_body_bytes=400000",
     "serve.http.keep_alive_seconds=2",
-    "serve.http.max_connections=100",
+    f"serve.http.max_connections={2 * MAX_ADDRESS_CONNECTIONS}",
+    f"serve.http.max_address_connections={MAX_ADDRESS_CONNECTIONS}",
 )
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
@@ -167,18 +169,70 @@ def test_the_bodies_of_all_requests_have_a_limit(server: ServerProcess) -> None:
     wait_for(lambda: server.post("/embed", {"inputs": "w" * 110_000}).status_code != 429)
 
 
-def test_connections_have_a_limit(server: ServerProcess) -> None:
-    """Refused connections get 503 at once, and the next ones are accepted again."""
+@pytest.fixture
+def connect(server: ServerProcess) -> Iterator[Callable[..., list[socket.socket]]]:
+    """Return a function that opens connections from an address and sends bytes on each."""
+    connections: list[socket.socket] = []
+
+    def open_all(count: int, content: bytes = b"", address: str = "127.0.0.1") -> list[Any]:
+        opened = [
+            socket.create_connection(("127.0.0.1", server.port), 30, (address, 0))
+            for _ in range(count)
+        ]
+        connections.extend(opened)
+        for connection in opened:
+            connection.sendall(content)
+        return opened
+
     wait_for(lambda: count_connections(server) == 0, 30)
-    connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
-    try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-            assert b" 503 " in connection.recv(1000)
-    finally:
-        for connection in connections:
-            connection.close()
+    yield open_all
+    for connection in connections:
+        connection.close()
     wait_for(lambda: count_connections(server) == 0)
-    server.embed("w5")
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+ADDRESSES = [f"127.0.0.{number}" for number in range(2, 4)]
+
+
+def is_healthy(connection: socket.socket) -> bool:
+    """Return whether a request is answered; False if the server has closed the connection."""
+    connection.sendall(HEALTH)
+    answer = b""
+    while not answer.endswith(b"}}}"):
+        part = connection.recv(1000)
+        if not part:
+            return False
+        answer += part
+    return b" 200 " in answer
+
+
+def test_a_new_connection_closes_the_oldest_idle_one(
+    server: ServerProcess, connect: Callable[..., list[socket.socket]]
+) -> None:
+    [used] = connect(1)
+    [other] = connect(1, b"", ADDRESSES[0])
+    assert is_healthy(used)
+    assert is_healthy(other)
+    waiting = connect(MAX_ADDRESS_CONNECTIONS - 1)
+    server.embed("w5")  # a connection above the limit of its address
+    assert used.recv(1000) == b""
+    assert is_healthy(other)
+    assert is_healthy(waiting[-1])
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], ADDRESSES])
+def test_health_is_answered_while_all_connections_are_busy(
+    server: ServerProcess, connect: Callable[..., list[socket.socket]], addresses: list[str]
+) -> None:
+    unfinished = build_post(b'{"inputs": "w5"}')[:-1]
+    for address in addresses:
+        connect(MAX_ADDRESS_CONNECTIONS, unfinished[:-20], address)
+    assert server.get("/health").status_code == 200
+    refused = server.post("/embed", {"inputs": "w5"})
+    assert refused.status_code == 503
+    assert refused.headers["Retry-After"] == "1"
+    assert refused.headers["Connection"] == "close"
 
 
 def test_large_and_long_inputs_are_refused(server: ServerProcess) -> None:

@@ -8,12 +8,14 @@ import logging
 import socket
 import struct
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from regauge.serving.http_protocol import OPEN_PATHS
 from regauge.system.log import logger
 from regauge.system.timing import POLL_SECONDS
 
@@ -30,6 +32,9 @@ IDLE_SECONDS = 2.0
 """How long an idle connection stays open after SIGTERM, for a request already under way."""
 ACCEPT_SECONDS = 0.2
 """Time to accept connections that were complete at SIGTERM."""
+RESERVED_CONNECTIONS = 64
+"""Connections above the limit, which only health routes answer."""
+BUSY = "too many connections"
 SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06
 """A Linux socket option, and the packet filter instruction that ends the filter: socket(7)."""
 
@@ -39,18 +44,50 @@ class LimitedProtocol(HttpToolsProtocol):
 
     context: ServerContext
     """Set by `build_protocol`."""
+    counts: Counter[str]
+    """Client address -> number of open connections."""
+    idle: dict[LimitedProtocol, None]
+    """Connections without a request, the oldest first."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._header_bytes = 0
         self._running_cycle: Any = None
         self._header_timer: asyncio.TimerHandle | None = None
-        if len(self.connections) > self.context.settings.http.max_connections:
-            self._refuse(503, "too many connections")
+        self.address = self.client[0] if self.client else ""
+        self.counts[self.address] += 1
+        self._is_reserved = not self._make_room(0)
+        if self._is_reserved and not self._make_room(RESERVED_CONNECTIONS):
+            self._refuse(503, BUSY)
             return
+        self.idle[self] = None
         self._start_header_timer()
 
+    def _make_room(self, extra: int) -> bool:
+        """Close the oldest idle connection if there are too many; return False without one."""
+        http = self.context.settings.http
+        is_full = self.counts[self.address] > http.max_address_connections + extra
+        if not is_full and len(self.connections) <= http.max_connections + extra:
+            return True
+        for oldest in self.idle:
+            has_been_read = not oldest.transport.get_write_buffer_size()
+            if has_been_read and (not is_full or oldest.address == self.address):
+                oldest.stop_counting()
+                oldest.transport.close()
+                return True
+        return False
+
+    def stop_counting(self) -> None:
+        """Stop counting this connection."""
+        self.idle.pop(self, None)
+        if self in self.connections:
+            self.connections.discard(self)
+            self.counts[self.address] -= 1
+            if not self.counts[self.address]:
+                del self.counts[self.address]
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.stop_counting()
         self._stop_header_timer()
         if self._running_cycle is not None:
             self._running_cycle.disconnected = True
@@ -63,6 +100,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._header_timer is not None or self._is_between_requests():
             self._header_bytes += len(data)
+            self.idle.pop(self, None)
             if self._header_timer is None:
                 self._start_header_timer()
         super().data_received(data)
@@ -71,7 +109,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
+        if self._is_reserved and self.url.partition(b"?")[0].decode("latin-1") not in OPEN_PATHS:
+            self.app = refuse_request
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_between_requests() and not self.transport.is_closing():
+            self.idle[self] = None
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start to answer a request, and remember it.
@@ -110,6 +155,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+async def refuse_request(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request on a connection that is kept for the health of the server."""
+    del scope, receive
+    headers = [(b"content-type", b"text/plain"), (b"retry-after", b"1"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": BUSY.encode()})
+
+
 def drop_new_connections(listener: socket.socket) -> None:
     """Make the kernel drop new connections' packets, as a full queue does.
 
@@ -125,7 +178,8 @@ def drop_new_connections(listener: socket.socket) -> None:
 
 def build_protocol(context: ServerContext) -> type[LimitedProtocol]:
     """Return the connection class of a server."""
-    return type("ServerProtocol", (LimitedProtocol,), {"context": context})
+    fields = {"context": context, "counts": Counter(), "idle": {}}
+    return type("ServerProtocol", (LimitedProtocol,), fields)
 
 
 def track_tasks(context: ServerContext, app: ASGIApp) -> ASGIApp:

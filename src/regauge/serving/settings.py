@@ -28,7 +28,10 @@ class HttpSettings(Settings):
     max_total_body_bytes: int = Field(default=256 << 20, ge=1)
     """Maximum total of all request bodies in flight, in bytes."""
     max_connections: int = Field(default=4096, ge=1)
-    """Maximum open connections; another one is answered with status 503."""
+    """Maximum open connections; another one closes the oldest idle one, or gets status 503 except
+    for health routes."""
+    max_address_connections: int = Field(default=1024, ge=1)
+    """Maximum open connections per client address, such as that of a proxy."""
     header_timeout_seconds: float = Field(default=10.0, gt=0)
     """Time limit for a connection to send request headers."""
     body_timeout_seconds: float = Field(default=60.0, gt=0)

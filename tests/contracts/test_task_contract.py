@@ -214,6 +214,9 @@ def test_the_loss_and_every_metric_are_sums_with_weights(case: Case) -> None:
     assert compute_means(sums)["loss"] == pytest.approx(float(loss / weight), rel=1e-6)
     assert all(torch.as_tensor(value).ndim == 0 for pair in sums.values() for value in pair)
     assert len(sums) > 1
+    metrics = case.task.derive_metrics(compute_means(sums))
+    unordered = {name for name in metrics if case.task.find_direction(name) is None}
+    assert unordered <= {"calibration", "items", "chosen_reward", "rejected_reward"}
 
 
 def select_text(values: np.ndarray, index: int, piece: MicrobatchPlan) -> np.ndarray:

@@ -1,20 +1,27 @@
-"""The noise band of a gate, on the held-out rows of real evaluations."""
+"""The bounds of a gate, on the held-out rows of evaluations, and the directions of metrics."""
 
 from __future__ import annotations
 
 import json
-from math import sqrt
+from math import hypot
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import binomtest, norm
 
 from distributed.runs import BERT
 from end_to_end.test_evaluate_folders import EXECUTION, NAMES, train, write_records
 from regauge import config
 from regauge.cli import main
 from regauge.commands import gate
-from regauge.system.errors import DifferenceError
+from regauge.run_folders.evaluation_table import build_table
+from regauge.system.errors import (
+    DifferenceError,
+    RegaugeError,
+    SettingsError,
+    UndecidedError,
+)
 
 ROWS = 12
 """Rows of the limited evaluation; the run has more held-out rows."""
@@ -43,24 +50,52 @@ def evaluate(run: Path, folder: Path, *options: str) -> dict[str, Any]:
     return document
 
 
-def check(evaluation: Path, folder: Path, sigmas: float) -> list[dict[str, Any]]:
-    """Let the untrained model replace the trained one; return the metrics of the gate."""
-    tables = {
-        "gate": {
-            "evaluation": str(evaluation),
-            "new": "untrained",
-            "serving": "run",
-            "metrics": {"accuracy": {"sigmas": sigmas}},
-        },
-        "output": {"folder": str(folder)},
-    }
+def check(
+    evaluation: Path,
+    folder: Path,
+    bands: dict[str, Any],
+    names: tuple[str, str] = ("new", "serving"),
+) -> list[dict[str, Any]]:
+    """Let one model of an evaluation replace the other; return the metrics of the gate."""
+    new, serving = names
+    models = {"evaluation": str(evaluation), "new": new, "serving": serving}
+    tables = {"gate": {**models, "metrics": bands}, "output": {"folder": str(folder)}}
     result = gate.run(config.build(gate.GateSettings, tables))
     metrics: list[dict[str, Any]] = result["metrics"]
     return metrics
 
 
+def write_evaluation(folder: Path, num_rows: int, **metrics: tuple[float, float]) -> Path:
+    """Write an evaluation of the models `new` and `serving`; return its folder."""
+    folder.mkdir()
+    rows = [
+        {"name": name, **{metric: values[index] for metric, values in metrics.items()}}
+        for index, name in enumerate(("new", "serving"))
+    ]
+    document = {
+        "rows": rows,
+        "identity": {"data_fingerprint": "0" * 64, "heldout_rows": num_rows},
+        "settings": {"models": {"new": "a", "serving": "b"}},
+    }
+    config.save(folder / "evaluation.json", document)
+    return folder
+
+
+def bound_gain(better: float, worse: float, num_rows: int, sigmas: float) -> tuple[float, float]:
+    """Combine the Wilson bounds of scipy as Newcombe does (1998, method 10)."""
+    level = 2 * norm.cdf(sigmas) - 1
+    intervals = [
+        binomtest(round(value * num_rows), num_rows).proportion_ci(level, "wilson")
+        for value in (better, worse)
+    ]
+    (low, high), (other_low, other_high) = ((item.low, item.high) for item in intervals)
+    gain = better - worse
+    lower = gain - hypot(better - low, other_high - worse)
+    return lower, gain + hypot(high - better, worse - other_low)
+
+
 @pytest.mark.parametrize("rows", [None, ROWS], ids=["all rows", "some rows"])
-def test_the_noise_band_follows_from_the_heldout_rows_of_the_evaluation(
+def test_the_bounds_follow_from_the_heldout_rows_of_the_evaluation(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: int | None
 ) -> None:
     folder = tmp_path / "evaluation"
@@ -73,10 +108,71 @@ def test_the_noise_band_follows_from_the_heldout_rows_of_the_evaluation(
     assert document["identity"]["heldout_rows"] == items
     assert items == rows if rows else items > ROWS
     assert new < serving, "the trained model is not better"
-    error = sqrt((serving * (1 - serving) + new * (1 - new)) / items)
-    needed = (serving - new) / error
-    [metric] = check(folder, tmp_path / "passed", needed * 1.01)
+    lower, upper = bound_gain(new, serving, int(items), 1.0)
+    assert upper < 0
+    names = ("untrained", "run")
+    band = {"sigmas": 1.0, "max_loss": -lower * 1.001}
+    [metric] = check(folder, tmp_path / "passed", {"accuracy": band}, names)
     assert metric["passed"]
-    assert metric["limit"] == pytest.approx(serving - needed * 1.01 * error)
-    with pytest.raises(DifferenceError, match=r"accuracy is .*standard errors"):
-        check(folder, tmp_path / "refused", needed * 0.99)
+    assert metric["limit"] == pytest.approx(serving + lower * 1.001)
+    for limit, error in ((-lower * 0.999, UndecidedError), (-upper * 0.999, DifferenceError)):
+        band = {"sigmas": 1.0, "max_loss": limit}
+        with pytest.raises(error, match=r"accuracy is .*standard errors") as caught:
+            check(folder, tmp_path / "refused", {"accuracy": band}, names)
+        assert caught.value.exit_code == error.exit_code
+        record = json.loads((tmp_path / "refused" / "gate.json").read_text())
+        assert not record["passed"]
+
+
+@pytest.mark.parametrize(
+    ("new", "num_rows", "exit_code"),
+    [(0.85, 20, 70), (0.85, 100, 70), (0.85, 300, 68), (1.0, 20, 70), (1.0, 200, 0), (0.0, 20, 68)],
+)
+@pytest.mark.parametrize("direction", ["min", "max"])
+def test_fewer_rows_never_permit_a_larger_loss(
+    tmp_path: Path, new: float, num_rows: int, exit_code: int, direction: str
+) -> None:
+    values = (new, 1.0) if direction == "max" else (1 - new, 0.0)
+    folder = write_evaluation(tmp_path / "evaluation", num_rows, rate=values)
+    band = {"sigmas": 2, "max_loss": 0.02 if num_rows != 100 else 0.1, "direction": direction}
+    if exit_code == 0:
+        assert check(folder, tmp_path / "gate", {"rate": band})[0]["passed"]
+        return
+    with pytest.raises(RegaugeError) as caught:
+        check(folder, tmp_path / "gate", {"rate": band})
+    assert caught.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize("metric", ["brier", "rmse", "mae", "wer", "cross_entropy", "my_loss"])
+def test_a_metric_that_no_task_declares_needs_a_direction(tmp_path: Path, metric: str) -> None:
+    worse = write_evaluation(tmp_path / "worse", 500, **{metric: (0.515, 0.033)})
+    better = write_evaluation(tmp_path / "better", 500, **{metric: (0.033, 0.515)})
+    band: dict[str, Any] = {"max_relative_loss": 0.1}
+    for folder in (worse, better):
+        with pytest.raises(SettingsError, match=f"set gate.metrics.'{metric}'.direction"):
+            check(folder, tmp_path / "gate", {metric: band})
+    band["direction"] = "min"
+    assert check(better, tmp_path / "gate", {metric: band})[0]["passed"]
+    with pytest.raises(DifferenceError, match=f"{metric} is 0.515, above 0.0363"):
+        check(worse, tmp_path / "gate", {metric: band})
+    assert check(worse, tmp_path / "gate", {metric: {"max_value": 0.6}})[0]["passed"]
+
+
+def test_declared_directions_of_an_evaluation_rank_its_rows(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "evaluation", 500, perplexity=(9.0, 8.0), brier=(0.1, 0.2))
+    document = json.loads((folder / "evaluation.json").read_text())
+    assert build_table(document).best_rows() == [("perplexity", "serving", 8.0)]
+    document["directions"] = {"brier": "min"}
+    assert ("brier", "new", 0.1) in build_table(document).best_rows()
+
+
+def test_only_fixed_limits_are_checked_if_no_model_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_evaluation(tmp_path / "evaluation", 500, accuracy=(0.9, 0.9))
+    message = "no model serves yet; only fixed limits were checked"
+    check(folder, tmp_path / "gate", {"accuracy": {"max_loss": 0.1}})
+    assert message not in caplog.text
+    bands = {"accuracy": {"max_loss": 0.1, "min_value": 0.5}}
+    check(folder, tmp_path / "gate", bands, ("new", "nobody"))
+    assert message in caplog.text

@@ -118,7 +118,9 @@ def test_an_unknown_metric_is_refused(changes: dict[str, Any], data: str, tmp_pa
 
 def test_a_metric_without_a_best_value_is_refused(data: str, tmp_path: Path) -> None:
     changes = {**WHOLE, "output": {"checkpoint": {"best_metric": "heldout/items"}}}
-    with pytest.raises(SettingsError, match="'heldout/items' has no best value; name another"):
+    with pytest.raises(
+        SettingsError, match="'heldout/items': the task declares no best value; set"
+    ):
         jobs.train(str(tmp_path), data, "mlm", changes)
 
 

@@ -106,7 +106,8 @@ def list_exit_codes() -> dict[int, str]:
         0: "Success.",
         1: "An internal error of Regauge or of a library.",
     }
-    for error in errors.RegaugeError.__subclasses__():
+    kinds = errors.RegaugeError.__subclasses__()
+    for error in (*kinds, *(nested for kind in kinds for nested in kind.__subclasses__())):
         if "exit_code" in vars(error):
             codes[error.exit_code] = first_docstring_line(error)
     for number in stop_signals.STOP_SIGNALS:

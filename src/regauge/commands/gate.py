@@ -21,7 +21,7 @@ from regauge.registry.pipelines.gate_check import (
 from regauge.registry.pipelines.serving_model import find_serving
 from regauge.registry.pipelines.settings import GateOptions, RegistryModel, StageOutput
 from regauge.system import log
-from regauge.system.errors import DifferenceError, InconclusiveError
+from regauge.system.errors import DifferenceError, InconclusiveError, UndecidedError
 from regauge.system.files import check_folder
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def main(
 ) -> dict[str, Any]:
     """Compare a new model's metrics with the serving model's.
 
-    A regression beyond a metric's band ends with exit code 68. Nothing is promoted.
+    A regression beyond a metric's band ends with exit code 68, and too few evaluation rows to
+    decide with 70. Nothing is promoted.
 
     For example:
 
@@ -73,7 +74,10 @@ def plan(settings: GateSettings) -> dict[str, Any]:
 
 
 def run(settings: GateSettings) -> dict[str, Any]:
-    """Compare and record the metrics; raises DifferenceError if one is outside the band."""
+    """Compare and record the metrics.
+
+    Raises DifferenceError if one is outside the band, and UndecidedError if one may be.
+    """
     folder = Path(settings.output.folder)
     check_folder(folder, "output.folder")
     metrics = check_metrics(settings.gate)
@@ -90,17 +94,21 @@ def run(settings: GateSettings) -> dict[str, Any]:
     config.save(folder / GATE, record)
     if failures:
         raise _build_refusal(failures, version)
-    if serving is None:
+    if any(metric.limit is None for metric in metrics):
         log.logger.info("no model serves yet; only fixed limits were checked")
     return {"gate": str(folder / GATE), **record}
 
 
 def _build_refusal(failures: list[GatedMetric], version: str | None) -> DifferenceError:
-    first = failures[0]
+    first = min(failures, key=lambda metric: metric.undecided)
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     keeps = "no model is promoted" if version is None else f"version {version} keeps serving"
-    problem = f"the gate refuses the new model, {keeps}: {first.describe_failure()}{more}"
-    return DifferenceError(problem, f"improve the model, or change gate.metrics.'{first.name}'")
+    key = f"gate.metrics.'{first.name}'"
+    reason = f"the new model, {keeps}: {first.describe_failure()}{more}"
+    if first.undecided:
+        remedy = f"evaluate more rows, or raise {key}.max_loss"
+        return UndecidedError(f"the rows are too few to decide on {reason}", remedy)
+    return DifferenceError(f"the gate refuses {reason}", f"improve the model, or change {key}")
 
 
 def _check_serving(settings: GateSettings) -> ServingModel | None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Accelerator
     from regauge.evaluation.settings import EvaluateSettings
-    from regauge.tasks import ClassReport, Task
+    from regauge.tasks import ClassReport, Direction, Task
 
 Row = dict[str, Any]
 EvaluatedModel = Model | Artifact
@@ -259,6 +259,11 @@ def _write_samples(path: Path, samples: list[Row]) -> None:
         jsonl.append_line(path, sample)
 
 
+def _list_directions(task: Task, rows: list[Row]) -> dict[str, Direction]:
+    directions = {name: task.find_direction(name) for row in rows for name in row}
+    return {name: direction for name, direction in directions.items() if direction}
+
+
 def _write_table(
     settings: EvaluateSettings, results: Results, world: World, dataset: Dataset
 ) -> dict[str, Any]:
@@ -269,6 +274,7 @@ def _write_table(
         "format": FORMAT,
         "title": settings.evaluate.title,
         "rows": results.rows,
+        "directions": _list_directions(settings.task, results.rows),
         "classes": results.classes,
         "notes": [f"{sample}{num_heldout:,} held-out rows of {settings.data.path}"],
         "settings": dump(settings),

@@ -15,7 +15,7 @@ from regauge.system import jsonl
 from regauge.system.errors import DataError
 from regauge.system.json_files import DocumentShape, find_json, find_mismatch
 from regauge.system.jsonl import Count
-from regauge.tasks import ClassReport
+from regauge.tasks import ClassReport, Direction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,6 +156,7 @@ class EvaluationShape(DocumentShape):
     classes: dict[str, ClassReport] = {}
     title: str = ""
     rows: list[Document] = []
+    directions: dict[str, Direction] = {}
     notes: list[Any] = []
     settings: SettingsShape = SettingsShape()
     identity: Document = {}

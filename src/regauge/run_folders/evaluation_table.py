@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regauge.run_folders import formatting
-from regauge.tasks import lower_is_better
+from regauge.tasks import find_direction
+
+if TYPE_CHECKING:
+    from regauge.tasks import Direction
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,13 @@ class EvaluationTable:
     values: tuple[tuple[float | None, ...], ...]
     """[rows, metrics]"""
     notes: tuple[str, ...]
+    directions: dict[str, Direction]
+    """Metric -> direction; other metrics do not have a best value."""
 
     def best_value(self, metric: str) -> float | None:
-        """Return a metric's best value; None if all rows have the same value."""
+        """Return a metric's best value; None without one, or if all rows have the same."""
+        if metric not in self.directions:
+            return None
         values = [value for _, value in self._rank_rows(metric)]
         return values[0] if len(set(values)) > 1 else None
 
@@ -57,7 +64,7 @@ class EvaluationTable:
         column = self.metrics.index(metric)
         pairs = zip(self.names, (row[column] for row in self.values), strict=True)
         finite = [(name, value) for name, value in pairs if value is not None and isfinite(value)]
-        return sorted(finite, key=lambda pair: pair[1], reverse=not lower_is_better(metric))
+        return sorted(finite, key=lambda pair: pair[1], reverse=self.directions[metric] == "max")
 
 
 def build_table(document: dict[str, Any]) -> EvaluationTable:
@@ -72,6 +79,11 @@ def build_table(document: dict[str, Any]) -> EvaluationTable:
             tuple(row[key] if _is_number(row.get(key)) else None for key in metrics) for row in rows
         ),
         notes=tuple(str(note) for note in document.get("notes", [])),
+        directions={
+            metric: direction
+            for metric in metrics
+            if (direction := find_direction(metric, document.get("directions", {})))
+        },
     )
 
 

@@ -92,6 +92,12 @@ class DifferenceError(RegaugeError):
     exit_code = 68
 
 
+class UndecidedError(DifferenceError):
+    """The gate needs more evaluation rows to decide on a model."""
+
+    exit_code = 70
+
+
 class InconclusiveError(RegaugeError):
     """A comparison is inconclusive: the runs are not comparable, or not measured."""
 

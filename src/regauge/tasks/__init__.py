@@ -10,18 +10,20 @@ run files are checked without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, Self
 
 from typing_extensions import TypedDict  # readers validate it, and need this one on Python 3.11
 
 from regauge.config import Choice
 from regauge.data.buckets import TokenCounts
 from regauge.models.io_spec import ModelHead
+from regauge.system import choices
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -53,11 +55,8 @@ PAIR_LABELS = "pair_labels"
 GATHERED_COLUMNS = (TEXT_HASHES, PAIR_LABELS)
 """Arrays that a loss over the global batch may need besides the vectors, [batch, width] fp32."""
 
-LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
-"""Lower is better for a metric whose name contains one of these words."""
-
-UNORDERED = ("calibration", "items", "chosen_reward", "rejected_reward")
-"""Metrics without a best value: a ratio (best at 1), a count, and the answers' rewards."""
+Direction = Literal["min", "max"]
+"""Whether a metric's best value is the lowest or the highest."""
 
 
 class ClassMetrics(TypedDict):
@@ -77,11 +76,6 @@ class ClassReport(TypedDict):
     classes: list[ClassMetrics]
     confusion_matrix: NotRequired[list[list[int]]]
     """Row counts, [actual class, predicted class]; missing if there are too many classes."""
-
-
-def lower_is_better(metric: str) -> bool:
-    """Return whether lower values are better, judging by the metric's name."""
-    return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
 class Task(Choice):
@@ -107,6 +101,16 @@ class Task(Choice):
     """Whether texts for the trained model may have special tokens, such as the mask."""
     reference_columns: ClassVar[tuple[str, ...]] = ()
     """Row columns computed with the weights of step 0; most tasks have none."""
+    minimized: ClassVar[tuple[str, ...]] = ("loss",)
+    """Metrics whose best value is the lowest."""
+    maximized: ClassVar[tuple[str, ...]] = ()
+    """Metrics whose best value is the highest, without suffixes such as `@10`."""
+
+    @classmethod
+    def find_direction(cls, metric: str) -> Direction | None:
+        """Return a metric's direction, or None if the task does not declare it."""
+        name = re.split("@|_dim", metric.rpartition("/")[2])[0]
+        return "min" if name in cls.minimized else "max" if name in cls.maximized else None
 
     @property
     def head(self) -> HeadKind:
@@ -353,3 +357,13 @@ class Task(Choice):
         """
         del output, batch, records
         return {}
+
+
+def find_direction(metric: str, declared: Mapping[str, Direction]) -> Direction | None:
+    """Return a metric's direction; None if neither `declared` nor a built-in task has it.
+
+    `declared` is from an evaluation by another task.
+    """
+    kinds: Iterator[type[Task]] = (choices.load("tasks", name) for name in choices.names("tasks"))
+    directions = (task.find_direction(metric) for task in kinds)
+    return declared.get(metric) or next(filter(None, directions), None)

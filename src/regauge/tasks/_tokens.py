@@ -34,6 +34,8 @@ class TokenTask(Task):
     """
 
     artifacts_have_metrics: ClassVar[bool] = False
+    minimized: ClassVar[tuple[str, ...]] = ("loss", "token_loss", "perplexity")
+    maximized: ClassVar[tuple[str, ...]] = ("accuracy", "next_sentence_accuracy")
 
     def text_columns(self) -> tuple[str, ...]:
         return ("tokens",)

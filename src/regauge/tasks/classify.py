@@ -59,6 +59,14 @@ class Classify(ClassesTask):
     )
 
     metrics_need_all_rows: ClassVar[bool] = True
+    maximized: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "f1",
+        "f1_micro",
+        "f1_macro",
+        "matthews_correlation",
+        "pearson",
+    )
 
     text_fields: tuple[str, ...] = Field(default=("text",), min_length=1, max_length=2)
     """One text field, or two to concatenate as a pair."""

@@ -45,6 +45,7 @@ class Contrastive(EmbeddingTask):
         "infonce",
         "simcse",
     )
+    maximized: ClassVar[tuple[str, ...]] = ("recall", "mrr")
 
     query: str = "query"
     """Query text field."""

@@ -35,6 +35,7 @@ class Distill(EmbeddingTask):
 
     needs_global_batch: ClassVar[bool] = False
     metrics_need_all_rows: ClassVar[bool] = False
+    maximized: ClassVar[tuple[str, ...]] = ("cosine_similarity",)
 
     text_fields: tuple[str, ...] = Field(default=("text",), min_length=1)
     """Text fields; all texts in a record share one vector, such as a text and its translation."""

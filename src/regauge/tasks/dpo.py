@@ -37,6 +37,7 @@ class Dpo(FieldsTask):
     layout: ClassVar[str] = "preferences"
     generative: ClassVar[bool] = True
     artifacts_have_metrics: ClassVar[bool] = False
+    maximized: ClassVar[tuple[str, ...]] = ("accuracy", "reward_margin")
     reference_columns: ClassVar[tuple[str, ...]] = tuple(f"reference_{name}" for name in ANSWERS)
 
     beta: float = Field(default=0.1, gt=0)

@@ -44,6 +44,7 @@ class Rank(FieldsTask):
     peer_names: ClassVar[tuple[str, ...]] = ("ranking", "reranker", "cross_encoder", "crossencoder")
 
     metrics_need_all_rows: ClassVar[bool] = True
+    maximized: ClassVar[tuple[str, ...]] = ("ndcg", "mrr", "auc")
     layout: ClassVar[str] = "groups"
     module_needs_fields: ClassVar[bool] = True
 

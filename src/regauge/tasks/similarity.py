@@ -37,6 +37,7 @@ class Similarity(EmbeddingTask):
         "cosinesimilarityloss",
         "sentence_similarity",
     )
+    maximized: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
 
     text_fields: tuple[str, ...] = Field(
         default=("sentence1", "sentence2"), min_length=2, max_length=2

@@ -40,6 +40,7 @@ class Tokens(ClassesTask):
     )
 
     metrics_need_all_rows: ClassVar[bool] = True
+    maximized: ClassVar[tuple[str, ...]] = ("accuracy", "precision", "recall", "f1")
     layout: ClassVar[str] = "tagged"
     artifacts_have_metrics: ClassVar[bool] = False
 

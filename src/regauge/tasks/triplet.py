@@ -20,6 +20,7 @@ class Triplet(EmbeddingTask):
     """
 
     peer_names: ClassVar[tuple[str, ...]] = ("triplets", "tripletloss")
+    maximized: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     anchor: str = "anchor"
     """Anchor text field, such as a query; its prompt is called "query"."""

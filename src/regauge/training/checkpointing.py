@@ -14,9 +14,8 @@ from regauge.run_folders.cost_meter import write_last_seen
 from regauge.run_folders.documents import LedgerLine
 from regauge.supervision.health.machine import free_bytes
 from regauge.system import jsonl
-from regauge.system.errors import DataError, PreflightError, SettingsError
+from regauge.system.errors import DataError, PreflightError
 from regauge.system.log import logger
-from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
 from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.guards import check_replicas
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.models.settings import InitFrom
+    from regauge.tasks import Direction
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
 
@@ -79,14 +79,8 @@ def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, f
 
 
 def best_metric(context: RunContext) -> str:
-    """Return the metric that selects the best checkpoint; empty if none does.
-
-    Raises SettingsError for a metric without a best value.
-    """
+    """Return the metric that selects the best checkpoint; empty if none does."""
     metric = context.settings.output.checkpoint.best_metric
-    if metric.rpartition("/")[2] in UNORDERED:
-        problem = f"output.checkpoint.best_metric = '{metric}' has no best value"
-        raise SettingsError(problem, "name another metric, such as heldout/loss")
     if metric == "off" or not context.heldout:
         return ""
     return f"{next(iter(context.heldout))}/loss" if metric == "auto" else metric
@@ -108,11 +102,18 @@ def is_best(context: RunContext, state: TrainState, metrics: dict[str, float]) -
     return state.best_value is None or sign * value > sign * state.best_value
 
 
+def find_best_direction(context: RunContext) -> Direction | None:
+    """Return the direction of the best checkpoint's metric, from the settings or the task."""
+    metric, mode = best_metric(context), context.settings.output.checkpoint.best_mode
+    if mode != "auto":
+        return mode
+    heldout = context.heldout.get(metric.rpartition("/")[0])
+    return heldout.task.find_direction(metric) if heldout else None
+
+
 def metric_sign(context: RunContext) -> int:
     """Return 1 if higher values of the best checkpoint's metric are better, else -1."""
-    mode = context.settings.output.checkpoint.best_mode
-    is_minimum = lower_is_better(best_metric(context)) if mode == "auto" else mode == "min"
-    return -1 if is_minimum else 1
+    return 1 if find_best_direction(context) == "max" else -1
 
 
 def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:

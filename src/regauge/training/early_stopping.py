@@ -13,13 +13,12 @@ from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
 from regauge.training.checkpoint.loading import load_checkpoint
-from regauge.training.checkpointing import best_metric, metric_sign
+from regauge.training.checkpointing import best_metric, find_best_direction, metric_sign
 from regauge.training.run_record import NO_IMPROVEMENT
 from regauge.training.state import WEIGHT_PREFIX, Improvement
 
 if TYPE_CHECKING:
     from regauge.training.context import RunContext
-    from regauge.training.settings import TrainSettings
     from regauge.training.state import TrainState
 
 
@@ -31,11 +30,12 @@ class FinalModel(NamedTuple):
     """Held-out metrics of these weights; empty if no rows are held out."""
 
 
-def check_metrics(settings: TrainSettings, known: tuple[str, ...]) -> None:
-    """Raise SettingsError if the run needs a metric that no evaluation measures.
+def check_metrics(context: RunContext, known: tuple[str, ...]) -> None:
+    """Raise SettingsError if the run needs a metric that is not measured, or lacks a direction.
 
     `known` are the metrics evaluated before the first step.
     """
+    settings = context.settings
     target, best = settings.stop.target, settings.output.checkpoint.best_metric
     is_named = best not in {"auto", "off"}
     needed = {
@@ -46,6 +46,10 @@ def check_metrics(settings: TrainSettings, known: tuple[str, ...]) -> None:
         if name is not None and name not in known:
             remedy = did_you_mean(name, known) if known else "hold rows out, or remove the key"
             raise SettingsError(f"{key} = '{name}' is not measured in this run", remedy)
+    if best_metric(context) and find_best_direction(context) is None:
+        problem = f"output.checkpoint.best_metric = '{best}': the task declares no best value"
+        remedy = 'set output.checkpoint.best_mode to "min" or "max", or name another metric'
+        raise SettingsError(problem, remedy)
 
 
 def count_evaluation(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:

@@ -131,7 +131,7 @@ def _train(run: Run, run_id: str) -> tuple[str, FinalModel]:
             take_over(state, context.settings.model.init_from)
         state.initial_metrics = evaluate(context, state)
     context.seal_cache(compile_seconds)
-    check_metrics(context.settings, tuple(state.initial_metrics))
+    check_metrics(context, tuple(state.initial_metrics))
     if context.settings.profile and context.world.is_main_process:
         from regauge.training.profile.profiler import StepProfiler
 

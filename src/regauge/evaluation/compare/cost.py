@@ -14,7 +14,7 @@ from regauge.machines.catalog import find_chip, find_price
 from regauge.machines.settings import Price
 from regauge.run_folders.run_folder import COST_KEYS
 from regauge.system.units import SECONDS_PER_HOUR
-from regauge.tasks import lower_is_better
+from regauge.tasks import find_direction
 from regauge.training.settings import Target
 
 if TYPE_CHECKING:
@@ -64,12 +64,19 @@ def compute_cost_to_target(
 
 
 def find_common_target(runs: Sequence[RunFolder], metric: str) -> Target | None:
-    """Return the best threshold reached by every run; None if a run does not have a value."""
-    bests = [_find_best(run.series.get(metric, ()), lower=lower_is_better(metric)) for run in runs]
+    """Return the best threshold reached by every run.
+
+    Returns None if a run does not have a value, or if the metric does not have a direction.
+    """
+    direction = find_direction(metric, {})
+    if direction is None:
+        return None
+    lower = direction == "min"
+    bests = [_find_best(run.series.get(metric, ()), lower=lower) for run in runs]
     values = [best[1] for best in bests if best is not None]
     if len(values) < len(runs):
         return None
-    if lower_is_better(metric):
+    if lower:
         return Target(metric=metric, at_most=max(values))
     return Target(metric=metric, at_least=min(values))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import isfinite, sqrt
+from math import hypot, isfinite, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from regauge.config.output_files import EVALUATION
 from regauge.system import choices
 from regauge.system.errors import InconclusiveError, SettingsError
 from regauge.system.json_files import DocumentShape
-from regauge.tasks import lower_is_better
+from regauge.tasks import Direction, find_direction
 
 if TYPE_CHECKING:
     from regauge.registry.pipelines.settings import GateOptions, MetricBand
@@ -41,6 +41,7 @@ class EvaluatedModels(DocumentShape):
     """Evaluation keys read by the gate."""
 
     rows: list[dict[str, Any]]
+    directions: dict[str, Direction] = {}
     identity: Identity
     settings: EvaluationSettingsShape
 
@@ -66,10 +67,14 @@ class GatedMetric:
     band: str
     """The limit's rule as text."""
     passed: bool
+    undecided: bool = False
+    """Whether more evaluation rows could pass the model."""
 
     def describe_failure(self) -> str:
         """Return the failure as text: the metric, both values and the band."""
-        side = "above" if lower_is_better(self.name) else "below"
+        side = "above" if self.limit is not None and self.new > self.limit else "below"
+        if self.undecided:
+            side = "against a limit of"
         against = "" if self.serving is None else f" (serving model: {self.serving:.6g})"
         return f"{self.name} is {self.new:.6g}, {side} {self.limit:.6g}{against}, band: {self.band}"
 
@@ -78,17 +83,18 @@ def check_metrics(options: GateOptions) -> list[GatedMetric]:
     """Return every gate metric with its result.
 
     If the evaluation does not contain a serving model, only fixed limits count. Raises
-    SettingsError for an unknown metric, and InconclusiveError if the two evaluations' held-out rows
-    differ.
+    SettingsError for an unknown metric, or one without a direction, and InconclusiveError if the
+    two evaluations' held-out rows differ.
     """
     new_table = read_evaluation(options.evaluation)
     serving_table = read_serving_table(options)
-    new_hash, serving_hash = (
-        table["identity"]["data_fingerprint"] for table in (new_table, serving_table)
+    new_set, serving_set = (
+        f"{table['identity'].get('heldout_rows')} rows of {table['identity']['data_fingerprint']}"
+        for table in (new_table, serving_table)
     )
-    if new_hash != serving_hash:
-        problem = f"the held-out sets differ: {new_hash[:12]} and {serving_hash[:12]}"
-        raise InconclusiveError(problem, "evaluate both models on the same dataset")
+    if new_set != serving_set:
+        problem = f"the held-out sets differ: {new_set} and {serving_set}"
+        raise InconclusiveError(problem, "evaluate both models on the same rows")
     new_row = _find_row(new_table, options.new)
     if new_row is None:
         names = [str(row.get("name")) for row in new_table["rows"]]
@@ -100,7 +106,9 @@ def check_metrics(options: GateOptions) -> list[GatedMetric]:
     for name, band in options.metrics.items():
         new = _read_metric(new_row, name)
         serving = None if serving_row is None else _read_metric(serving_row, name)
-        gated += _apply_band(name, band, (new, serving), num_rows)
+        declared = new_table.get("directions", {})
+        direction = band.direction or find_direction(name, declared)
+        gated += _apply_band(name, band, direction, (new, serving), num_rows)
     return gated
 
 
@@ -130,17 +138,21 @@ def dump_metrics(metrics: list[GatedMetric]) -> list[dict[str, Any]]:
 
 
 def _apply_band(
-    name: str, band: MetricBand, values: tuple[float, float | None], num_rows: int | None
+    name: str,
+    band: MetricBand,
+    direction: Direction | None,
+    values: tuple[float, float | None],
+    num_rows: int | None,
 ) -> list[GatedMetric]:
     new, serving = values
     results = []
-    if band.compares:
-        limit, text = None, "no serving model"
-        if serving is not None:
-            loss, text = _compute_loss(name, band, (new, serving), num_rows)
-            limit = serving + loss if lower_is_better(name) else serving - loss
-        passed = limit is None or _is_within(name, new, limit)
-        results.append(GatedMetric(name, new, serving, limit, text, passed))
+    if band.compares and serving is None:
+        results.append(GatedMetric(name, new, None, None, "no serving model", passed=True))
+    elif band.compares and serving is not None:
+        if direction is None:
+            problem = f"the evaluation does not declare whether a low or a high '{name}' is better"
+            raise SettingsError(problem, f'set gate.metrics.\'{name}\'.direction to "min" or "max"')
+        results.append(_compare(name, band, direction, (new, serving), num_rows))
     if band.min_value is not None:
         passed = new >= band.min_value
         text = f"at least {band.min_value:g}"
@@ -152,44 +164,66 @@ def _apply_band(
     return results
 
 
-def _compute_loss(
-    name: str, band: MetricBand, values: tuple[float, float], num_rows: int | None
-) -> tuple[float, str]:
-    """Return the largest permitted loss, and the rule as text.
+def _compare(
+    name: str,
+    band: MetricBand,
+    direction: Direction,
+    values: tuple[float, float],
+    num_rows: int | None,
+) -> GatedMetric:
+    """Compare the new model's gain, or with `sigmas` the bounds of the gain, with the band.
 
-    The wider of the absolute and the relative limit counts; the noise is added to it.
+    The wider of the absolute and the relative limit counts. A model passes if the lower bound is
+    within the band. If only the upper one is, the rows are too few to decide.
     """
-    limits, texts = [0.0], []
+    new, serving = values
+    losses, texts = [0.0], []
     if band.max_loss is not None:
-        limits.append(band.max_loss)
+        losses.append(band.max_loss)
         texts.append(f"{band.max_loss:g}")
     if band.max_relative_loss is not None:
-        limits.append(band.max_relative_loss * abs(values[1]))
+        losses.append(band.max_relative_loss * abs(serving))
         texts.append(f"{band.max_relative_loss:.3g} of the serving value")
-    loss = max(limits)
+    loss = max(losses)
+    limit = serving + loss if direction == "min" else serving - loss
+    lower = upper = serving - new if direction == "min" else new - serving
     if band.sigmas is not None:
-        noise = band.sigmas * _bound_standard_error(name, values, num_rows)
-        loss += noise
-        texts.append(f"{band.sigmas:g} standard errors ({noise:.3g})")
-    return loss, " and ".join(texts)
+        better, worse = (serving, new) if direction == "min" else (new, serving)
+        lower, upper = _bound_difference(name, (better, worse), num_rows, band.sigmas)
+        bounds = f"the gain is from {lower:.3g} to {upper:.3g} ({band.sigmas:g} standard errors"
+        texts.append(f"{bounds}, {num_rows} rows)")
+    tolerance = ROUNDING * abs(limit)
+    passed = lower >= -loss - tolerance
+    undecided = not passed and band.sigmas is not None and upper >= -loss - tolerance
+    return GatedMetric(name, new, serving, limit, " and ".join(texts), passed, undecided)
 
 
-def _bound_standard_error(name: str, values: tuple[float, float], num_rows: int | None) -> float:
-    """Return an upper bound for the standard error of a difference between two means from 0 to 1.
+def _bound_difference(
+    name: str, values: tuple[float, float], num_rows: int | None, sigmas: float
+) -> tuple[float, float]:
+    """Return the bounds of a difference between two means of values from 0 to 1.
 
-    The variance of values from 0 to 1 with mean p is at most p (1 - p) (Bhatia and Davis, 2000).
-    Raises SettingsError for other metrics, and if the row count is unknown.
+    They are the hybrid score bounds for proportions (Newcombe, 1998, method 10). Other values vary
+    less (Bhatia and Davis, 2000), and so do differences of two models on the same rows. Raises
+    SettingsError for other metrics, and if the row count is unknown.
     """
-    if num_rows is None or not all(0 <= value <= 1 for value in values):
+    if not num_rows or not all(0 <= value <= 1 for value in values):
         problem = f"gate.metrics.{name}.sigmas needs a metric from 0 to 1 and its number of rows"
         raise SettingsError(problem, "set max_loss or max_relative_loss instead")
-    return sqrt(sum(value * (1 - value) for value in values) / max(num_rows, 1))
+    first, second = values
+    low, high = _bound_proportion(first, num_rows, sigmas)
+    other_low, other_high = _bound_proportion(second, num_rows, sigmas)
+    difference = first - second
+    lower = difference - hypot(first - low, other_high - second)
+    return lower, difference + hypot(high - first, second - other_low)
 
 
-def _is_within(name: str, new: float, limit: float) -> bool:
-    """Return whether a value is at least as good as a limit; NaN is not."""
-    tolerance = ROUNDING * abs(limit)
-    return new <= limit + tolerance if lower_is_better(name) else new >= limit - tolerance
+def _bound_proportion(value: float, num_rows: int, sigmas: float) -> tuple[float, float]:
+    """Return the score bounds of a proportion (Wilson, 1927)."""
+    scale = sigmas**2 / num_rows
+    half_width = sqrt(scale * (value * (1 - value) + scale / 4))
+    center, width = value + scale / 2, 1 + scale
+    return (center - half_width) / width, (center + half_width) / width
 
 
 def _find_row(table: dict[str, Any], name: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from regauge.config import Settings
+from regauge.tasks import Direction
 
 
 class Repeat(Settings):
@@ -38,7 +39,10 @@ class MetricBand(Settings):
     max_relative_loss: float | None = Field(default=None, ge=0)
     """Largest loss as a share of the serving model's value."""
     sigmas: float | None = Field(default=None, gt=0)
-    """Additional tolerance in standard errors, for metrics from 0 to 1."""
+    """Certainty in standard errors, for means from 0 to 1: the loss must be within the limit even
+    at this lower bound of the difference. Without a limit, the new model must be better."""
+    direction: Direction | None = None
+    """Whether a low (`min`) or a high (`max`) value is better; default: as the task declares."""
     min_value: float | None = None
     """Lowest permitted value, also if no model serves yet."""
     max_value: float | None = None
@@ -46,7 +50,7 @@ class MetricBand(Settings):
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
-        if not self.model_dump(exclude_none=True):
+        if not self.model_dump(exclude_none=True, exclude={"direction"}):
             raise ValueError("a metric of the gate has no limit; set max_loss or min_value")
         return self
 

@@ -22,7 +22,7 @@ class Checkpoint(Settings):
     """Held-out metric whose best checkpoint is kept as well, such as `heldout/recall@10`. Every
     evaluation with a new best value is saved. `auto` is the first task's loss; `off` keeps none."""
     best_mode: Literal["auto", "max", "min"] = "auto"
-    """Whether the metric is maximized or minimized. `auto` minimizes losses and errors, and
-    maximizes all other metrics."""
+    """Whether the metric is maximized or minimized. `auto` is as the task declares;
+    a custom metric needs `max` or `min`."""
     async_save: bool = True
     """Continue training while a checkpoint is written."""

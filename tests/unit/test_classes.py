@@ -25,6 +25,7 @@ from regauge.commands import prepare as verb
 from regauge.config import build
 from regauge.data.classes import NO_CLASS, LabelCounts, find_classes, list_class_texts
 from regauge.data.dataset import Dataset
+from regauge.data.prepare.evaluation_data import prepare_like
 from regauge.data.settings import RowLayout
 from regauge.data.sources.huggingface import _read_class_names
 from regauge.system import processes
@@ -200,7 +201,58 @@ def test_gaps_and_twins_are_warned_about(tmp_path: Path, caplog: pytest.LogCaptu
     prepare_labels(tmp_path, [1, 2, 4])
     assert "no training record has the class 0, 3 of 'label'" in caplog.text
     prepare_labels(tmp_path, ["Sport", "sport ", "other"], data={"path": str(tmp_path / "twins")})
-    assert "the classes 'Sport' and 'sport ' of 'label' differ in white space" in caplog.text
+    assert "classes of 'label' differ in white space or case only: 'Sport' and 's" in caplog.text
+    assert 'set rows.label_spelling = "fold"' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("spelling", "names"),
+    [
+        ("strip", ("GAMES", "Games", "New York", "games")),
+        ("fold", ("Games", "New York")),
+    ],
+)
+def test_spellings_of_a_class_are_merged(
+    tmp_path: Path, spelling: str, names: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    values = ["Games", "games ", "Games", "GAMES", " Games", "New  York", "New York "]
+    rows = {**build_rows(["label"]), "label_spelling": spelling}
+    write_labels(tmp_path, values)
+    data = prepare_dataset(tmp_path, rows=rows, **ALL_TRAIN)
+    assert data.manifest.columns["label"].class_names == names
+    keys = [" ".join(value.split()) for value in values]
+    if spelling == "fold":
+        keys = [{"games": "Games", "new york": "New York"}[key.lower()] for key in keys]
+        assert "differ in white space or case" not in caplog.text
+    assert [names[number] for number in read_labels(data)] == keys
+    (tmp_path / "other").mkdir()
+    write_labels(tmp_path / "other", ["NEW york" if spelling == "fold" else " New York", "Games"])
+    files = {"kind": "jsonl", "files": (str(tmp_path / "other" / "a.jsonl"),)}
+    source = config.parse_choice("data/sources", files)
+    evaluated = Dataset(prepare_like(data.folder, source, tmp_path / "like"))
+    assert evaluated.manifest.columns["label"].class_names == names
+    assert [names[number] for number in read_labels(evaluated, "heldout")] == ["New York", "Games"]
+
+
+def test_spellings_are_those_of_declared_names(tmp_path: Path) -> None:
+    rows = {**build_rows({"label": ["Sport", "B-PER"]}), "label_spelling": "fold"}
+    write_labels(tmp_path, [["sport", "SPORT "], ["b-per", "Sport"], "B-Per"])
+    data = prepare_dataset(tmp_path, rows=rows, **ALL_TRAIN)
+    assert data.manifest.columns["label"].class_names == ("Sport", "B-PER")
+    assert read_labels(data) == [[0], [1, 0], [1]]
+    rows["labels"] = {"label": ["Sport", "sport"]}
+    with pytest.raises(DataError, match=r"two names of 'label' are one class by rows\.label_spell"):
+        prepare_dataset(tmp_path, "two", rows=rows, **ALL_TRAIN)
+
+
+def test_spellings_of_tags_are_merged(tmp_path: Path) -> None:
+    tag_lists = (["O", "B-X", "b-x"], ["o"] * 3)
+    records = [{"tokens": ["a", "b", "c"], "tags": tags} for tags in tag_lists]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    rows = {"layout": "tagged", "label_spelling": "fold", "labels": {"tags": ["O", "B-X"]}}
+    data = prepare_dataset(tmp_path, rows=rows, **ALL_TRAIN)
+    tags = [row["tags"][row["tags"] >= 0].tolist() for row in data.rows("train").take([0, 1])]
+    assert tags == [[0, 1, 1], [0, 0, 0]]
 
 
 @given(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,10 @@ _WHOLE = re.compile(r"(?:0|[1-9]\d{0,18})(?:\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _MAX_SHOWN = 5
 """Maximum classes listed in a message."""
+
+
+Spelling = Literal["strip", "fold"] | None
+"""Which spellings are one class; see `rows.label_spelling`."""
 
 
 class LabelCounts(NamedTuple):
@@ -67,13 +71,24 @@ class LabelClasses(NamedTuple):
         return pa.ListArray.from_arrays(pa.array(offsets), flat)
 
 
-def list_class_texts(value: Value | None) -> list[str]:
+def list_class_texts(value: Value | None, spelling: Spelling = None) -> list[str]:
     """Return a label's classes as texts: one, or a list's without repetition.
 
     Raises TypeError if the value is missing or is not a class.
     """
-    values = value if isinstance(value, list) else [value]
-    return list(dict.fromkeys(map(format_class, values)))
+    texts = map(format_class, value if isinstance(value, list) else [value])
+    by_class: dict[str, str] = {}
+    for text in texts:
+        by_class.setdefault(normalize_spelling(text, spelling), text)
+    return list(by_class.values())
+
+
+def normalize_spelling(text: str, spelling: Spelling) -> str:
+    """Return a text that is equal for all spellings of a class."""
+    if spelling is None:
+        return text
+    stripped = " ".join(text.split())
+    return stripped.casefold() if spelling == "fold" else stripped
 
 
 def format_class(value: Value | None) -> str:
@@ -115,6 +130,7 @@ def find_classes(
     counts: LabelCounts,
     declared: tuple[str, ...] = (),
     source_names: tuple[str, ...] = (),
+    spelling: Spelling = None,
 ) -> LabelClasses:
     """Return a field's classes.
 
@@ -122,6 +138,13 @@ def find_classes(
     numbers are kept, and the names in the training rows are sorted. Raises DataError for a class
     missing from the declared ones or from the training rows.
     """
+    if spelling is not None:
+        chosen = _choose_spellings(field, counts, declared or source_names, spelling)
+        train, heldout = (_rename(texts, chosen) for texts in (counts.train, counts.heldout))
+        merged = LabelCounts(train, heldout, counts.num_lists)
+        classes = find_classes(field, merged, declared, source_names)
+        numbers = {text: classes.numbers[name] for text, name in chosen.items()}
+        return classes._replace(numbers={**classes.numbers, **numbers})
     texts = list(dict.fromkeys([*counts.train, *counts.heldout]))
     if len(counts.train) == 1:
         logger.warning("all training records have the class '%s' of '%s'", *counts.train, field)
@@ -150,6 +173,27 @@ def find_classes(
     _warn_about_twins(field, names)
     _check_known(field, counts, _number_names(names), remedy)
     return LabelClasses(_number_names(names), names, is_list)
+
+
+def _choose_spellings(
+    field: str, counts: LabelCounts, known: tuple[str, ...], spelling: Spelling
+) -> dict[str, str]:
+    """Return text -> the text of its class: a known name, or the most frequent spelling."""
+    chosen = {normalize_spelling(name, spelling): name for name in known}
+    if len(chosen) < len(known):
+        problem = f"two names of '{field}' are one class by rows.label_spelling"
+        raise DataError(problem, "remove one of them, or remove rows.label_spelling")
+    total = counts.train + counts.heldout
+    for text in sorted(total, key=lambda text: (text not in counts.train, -total[text], text)):
+        chosen.setdefault(normalize_spelling(text, spelling), normalize_spelling(text, "strip"))
+    return {text: chosen[normalize_spelling(text, spelling)] for text in total}
+
+
+def _rename(counts: Counter[str], names: dict[str, str]) -> Counter[str]:
+    renamed: Counter[str] = Counter()
+    for text, count in counts.items():
+        renamed[names[text]] += count
+    return renamed
 
 
 def _number_names(names: Iterable[str]) -> dict[str, int]:
@@ -201,10 +245,14 @@ def _warn_about_gaps(field: str, numbers: set[int]) -> None:
 
 
 def _warn_about_twins(field: str, names: tuple[str, ...]) -> None:
-    """Warn if two names differ only in white space or case."""
-    by_key: dict[str, str] = {}
+    """Warn if names differ only in white space or case."""
+    by_class: dict[str, str] = {}
+    twins = []
     for name in names:
-        twin = by_key.setdefault(" ".join(name.split()).casefold(), name)
-        if twin != name:
-            message = "the classes '%s' and '%s' of '%s' differ in white space or case only"
-            logger.warning(message, twin, name, field)
+        first = by_class.setdefault(normalize_spelling(name, "fold"), name)
+        if first != name:
+            twins.append(f"'{first}' and '{name}'")
+    if twins:
+        message = "classes of '%s' differ in white space or case only: %s; to merge them, set %s"
+        shown = join_first(twins, _MAX_SHOWN)
+        logger.warning(message, field, shown, 'rows.label_spelling = "fold"')

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regauge.data.classes import NO_CLASS, LabelClasses, list_class_texts
+from regauge.data.classes import NO_CLASS, LabelClasses, Spelling, list_class_texts
 from regauge.data.dataset import ColumnInfo
 from regauge.data.randomness import mix_bits
 from regauge.data.values import (
@@ -71,7 +71,9 @@ def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, arrow_type.value_type))
 
 
-def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str] | np.ndarray:
+def encode_value(
+    value: Value | None, kind: ValueKind, spelling: Spelling = None
+) -> int | float | list[str] | np.ndarray:
     """Return a record's value as a column cell; None is a missing value.
 
     A whole float is an integer, and a number's text is a number. Raises TypeError if the value does
@@ -80,7 +82,7 @@ def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str
     if kind == "category":
         return MISSING if value is None else hash_category(value)
     if kind == "label":
-        return list_class_texts(value)
+        return list_class_texts(value, spelling)
     if kind == "vector":
         return _encode_vector(value)
     if isinstance(value, str):  # as in a CSV file, whose values are texts

@@ -152,6 +152,9 @@ class RowLayout(TextRows):
     labels: Labels = {}
     """Fields with a record's class, or a list of classes: texts, integers from 0 or truth values.
     `{label = ["ham", "spam"]}` fixes the names and their order."""
+    label_spelling: Literal["strip", "fold"] | None = None
+    """Spellings that are one class: "strip" ignores white space around and between words, "fold"
+    also case. A class has its most frequent spelling, or that in `labels`."""
     integers: tuple[str, ...] = ()
     """Integer fields; every record must have them."""
     floats: tuple[str, ...] = ()

@@ -188,7 +188,7 @@ class Layout(ABC):
         cells = []
         for name, kind in self.value_kinds().items():
             try:
-                cells.append(encode_value(record.get(name), kind))
+                cells.append(encode_value(record.get(name), kind, self.settings.label_spelling))
             except TypeError as error:
                 reason = f"no class in '{name}'" if kind == "label" else f"no {kind} field '{name}'"
                 raise UnusableRecord(reason, str(error)) from None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regauge.data.layouts import EncodedRecord
     from regauge.data.settings import RowLayout
 
-RECORD_SETTINGS = ("fields", "labels", "integers", "floats", "categories")
+RECORD_SETTINGS = ("fields", "labels", "label_spelling", "integers", "floats", "categories")
 """Keys of `rows` read by these layouts."""
 
 

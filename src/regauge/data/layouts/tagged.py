@@ -29,7 +29,7 @@ class TaggedLayout(Layout):
     """
 
     kind: ClassVar[str] = "tagged"
-    setting_names: ClassVar[tuple[str, ...]] = ("fields", "labels")
+    setting_names: ClassVar[tuple[str, ...]] = ("fields", "labels", "label_spelling")
     defaults: ClassVar[dict[str, Any]] = {"fields": {"tokens": 128}, "labels": {"tags": ()}}
 
     @classmethod

@@ -239,7 +239,8 @@ def _find_classes(
             total = total._replace(num_lists=total.num_lists + labels["lists"])
         orders = [counts.get("class_names", {}).get(field) for counts in shared.read]
         source_names = tuple(orders[0] or ()) if orders.count(orders[0]) == len(orders) else ()
-        classes[field] = find_classes(field, total, declared, source_names)
+        spelling = layout.settings.label_spelling
+        classes[field] = find_classes(field, total, declared, source_names, spelling)
     return classes
 
 

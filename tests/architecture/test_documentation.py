@@ -109,3 +109,25 @@ def test_a_todo_is_detected(text: str) -> None:
 
 def test_one_with_an_issue_is_not() -> None:
     assert not find_todos(Source("regauge/a.py", "# TODO (#12): as said there"))
+
+
+def read_palette(path: str) -> list[tuple[str, str]]:
+    """Return the colors and fonts of a stylesheet, light ones first."""
+    names = "paper|raised|ink|muted|rule|accent|sans|mono"
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.findall(rf"^ *--({names}): (.*);$", text, re.MULTILINE)
+
+
+def test_reports_search_pages_and_documentation_have_the_same_colors() -> None:
+    expected = read_palette("src/regauge/evaluation/report/report.css")
+    assert len(expected) == 2 * 6 + 2
+    assert read_palette("src/regauge/serving/search/search_page/search.css") == expected
+    assert read_palette("docs/extra.css") == expected
+
+
+def test_the_documentation_searches_from_disk_without_another_host() -> None:
+    """The plugin `offline` loads its worker from another host unless the site has one."""
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "\n  - offline\n" in site
+    assert "polyfills: [iframe-worker.js]" in site
+    assert "IFrameWorker" in (ROOT / "docs/iframe-worker.js").read_text(encoding="utf-8")

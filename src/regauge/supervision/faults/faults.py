@@ -127,7 +127,7 @@ def read_plan(path: Path) -> Plan:
 class FaultInjector(Hook):
     """Triggers a plan's faults for this process."""
 
-    def __init__(self, plan: Plan, record: Path, rank: int, attempt: int) -> None:
+    def __init__(self, plan: Plan, record: Path | None, rank: int, attempt: int) -> None:
         self._faults = [
             fault
             for fault in plan.fault
@@ -153,7 +153,7 @@ class FaultInjector(Hook):
         }
 
     @classmethod
-    def read(cls, path: str, record: Path, rank: int, attempt: int = 1) -> Self:
+    def read(cls, path: str, record: Path | None, rank: int, attempt: int = 1) -> Self:
         """Build an injector from a plan file."""
         return cls(read_plan(Path(path)), record, rank, attempt)
 
@@ -171,9 +171,9 @@ class FaultInjector(Hook):
         left = []
         for fault in due:
             document = {**fault.model_dump(), "attempt": self._attempt, "pid": os.getpid()}
-            jsonl.append_line(
-                self._record, {**document, "triggered_at_step": step, "triggered_at": time.time()}
-            )
+            document |= {"triggered_at_step": step, "triggered_at": time.time()}
+            if self._record is not None:
+                jsonl.append_line(self._record, document)
             effect = self._effects.get(fault.kind)
             if effect is None:
                 left.append(fault)

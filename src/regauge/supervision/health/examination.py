@@ -193,12 +193,12 @@ def _read_pairs(lines: list[Line], size: int) -> tuple[PairProblems, list[int]]:
 
 
 def blame_from_pairs(pairs: PairProblems, unfinished: list[int]) -> Finding:
-    """Return a finding for the process that hangs, or is in all failing pairs and no other."""
+    """Return a finding for the unfinished process, or the only one in all failing pairs."""
     bad = {pair: problem for pair, problem in pairs.items() if problem}
     value = f"{len(pairs)} pairs checked, {len(bad)} bad"
     if len(unfinished) == 1:
         rank = unfinished[0]
-        return Finding.bad(PAIRS, f"process {rank}", "it hangs", value, rank=rank)
+        return Finding.bad(PAIRS, f"process {rank}", "it hangs or crashed", value, rank=rank)
     if not bad:
         return Finding.bad(PAIRS, "all processes", "each pair is good separately", value)
     counts = Counter(rank for pair in bad for rank in pair)

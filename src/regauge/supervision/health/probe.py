@@ -150,7 +150,7 @@ def _build_inject(request: dict[str, Any], world: World) -> Inject:
         return inject_nothing
     from regauge.supervision.faults.faults import FaultInjector
 
-    record = Path(request["record"] or os.devnull)
+    record = Path(request["record"]) if request["record"] else None
     return FaultInjector.read(request["fault_plan"], record, world.rank).inject
 
 

@@ -125,5 +125,5 @@ def test_a_text_is_rendered_in_the_chat_template_of_the_run(tmp_path: Path) -> N
     to = ("--to", str(tmp_path / "answers"), "execution.executor=inline")
     assert main([*command, *to]) == 0
     table = read_table(tmp_path / "answers")
-    assert table.column_names == ["topic", "generated_text"]
+    assert table.column_names == ["messages", "topic", "generated_text"]
     assert table["generated_text"].to_pylist() == [loaded.generate("w9")]

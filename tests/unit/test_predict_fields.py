@@ -37,6 +37,13 @@ def build_settings(**changes: Any) -> PredictSettings:
     return build(PredictSettings, base | changes)
 
 
+def build_program(output_kind: Any, input_format: Any = "completion") -> ProgramEntry:
+    tokenization = Tokenization(max_length=8, input_format=input_format)
+    return ProgramEntry(
+        output_kind=output_kind, output_size=4, inputs=(), tokenization=tokenization
+    )
+
+
 def infer_kinds(folder: Path, *lines: str) -> FieldKinds:
     path = folder / "texts.jsonl"
     path.write_text("\n".join(lines) + "\n")
@@ -95,7 +102,7 @@ def test_the_schema_of_a_table_has_the_kinds_of_empty_columns(tmp_path: Path, ki
     expected = {"text": "text", "note": "text", "price": "float", "new": "boolean"}
     expected |= {"tags": "json", "word": "text"}
     assert kinds == expected
-    assert select_kept_fields(build_settings(), ("text",), kinds) == {
+    assert select_kept_fields(build_settings(), build_program("vectors"), ("text",), kinds) == {
         name: kind_of_field for name, kind_of_field in expected.items() if name != "text"
     }
 
@@ -170,11 +177,6 @@ def test_ambiguous_or_unknown_text_fields_are_refused(
         select_text_fields(build_settings(predict={"text_fields": names}), artifact_fields, kinds)
 
 
-def build_program(input_format: Any) -> ProgramEntry:
-    tokenization = Tokenization(max_length=8, input_format=input_format)
-    return ProgramEntry(output_kind="text", output_size=4, inputs=(), tokenization=tokenization)
-
-
 ALPACA: FieldKinds = {"instruction": "text", "input": "text", "output": "text", "id": "integer"}
 CHAT: FieldKinds = {"messages": "json", "topic": "text", "tools": "json"}
 
@@ -199,33 +201,46 @@ def test_a_chat_model_reads_conversations_unless_a_text_is_named(
     kinds: FieldKinds, names: tuple[str, ...], expected: InputFields, kept: tuple[str, ...]
 ) -> None:
     settings = build_settings(predict={"text_fields": names})
-    inputs = select_inputs(settings, build_program("chat"), kinds)
+    inputs = select_inputs(settings, build_program("text", "chat"), kinds)
     assert inputs == expected
-    assert tuple(select_kept_fields(settings, inputs.read_fields, kinds)) == kept
+    vectors = build_program("vectors")
+    assert tuple(select_kept_fields(settings, vectors, inputs.read_fields, kinds)) == kept
+    text = build_program("text", "chat")
+    assert tuple(select_kept_fields(settings, text, inputs.read_fields, kinds)) == tuple(kinds)
 
 
 def test_conversations_need_a_chat_template_and_no_prompt() -> None:
     with pytest.raises(SettingsError, match="'messages', but the model has no chat template"):
-        select_inputs(build_settings(), build_program("completion"), CHAT)
+        select_inputs(build_settings(), build_program("text"), CHAT)
     prompted = build_settings(predict={"prompt_name": "query"})
     with pytest.raises(SettingsError, match="prompt_name has no effect on conversations"):
-        select_inputs(prompted, build_program("chat"), CHAT)
+        select_inputs(prompted, build_program("text", "chat"), CHAT)
     plain: FieldKinds = {"messages": "json", "text": "text"}
-    assert select_inputs(build_settings(), build_program("completion"), plain) == InputFields(
-        ("text",)
-    )
+    assert select_inputs(build_settings(), build_program("text"), plain) == InputFields(("text",))
+
+
+@pytest.mark.parametrize("output_kind", ["classes", "values", "scores", "entities", "text"])
+def test_a_table_for_people_keeps_the_texts(output_kind: str) -> None:
+    """A text whose field has the name of an output column is left out."""
+    kinds: FieldKinds = {"id": "integer", "text": "text", "value": "text"}
+    program = build_program(output_kind)
+    expected = {"id", "text"} if output_kind == "values" else {"id", "text", "value"}
+    assert {*select_kept_fields(build_settings(), program, ("text", "value"), kinds)} == expected
 
 
 def test_all_other_fields_or_the_named_ones_are_kept() -> None:
     kinds = {"id": "integer", "text": "text", "price": "float"}
-    assert select_kept_fields(build_settings(), ("text",), kinds) == {
+    assert select_kept_fields(build_settings(), build_program("vectors"), ("text",), kinds) == {
         "id": "integer",
         "price": "float",
     }
     named = build_settings(output={"folder": "o", "keep_fields": ("text", "id")})
-    assert select_kept_fields(named, ("text",), kinds) == {"text": "text", "id": "integer"}
+    assert select_kept_fields(named, build_program("vectors"), ("text",), kinds) == {
+        "text": "text",
+        "id": "integer",
+    }
     strange = build_settings(output={"folder": "o", "keep_fields": ("tags",)})
     with pytest.raises(
         SettingsError, match="have no field 'tags'; known: id, price, text, or set its kind"
     ):
-        select_kept_fields(strange, ("text",), kinds)
+        select_kept_fields(strange, build_program("vectors"), ("text",), kinds)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from regauge.data.sources import Piece, Source
-    from regauge.inference.export.manifest import ProgramEntry
+    from regauge.inference.export.manifest import Dtype, ProgramEntry
+    from regauge.inference.export.postprocess import Columns
     from regauge.inference.predict.settings import PredictOutput, PredictSettings
 
 MAX_INSPECTED_RECORDS = 1000
@@ -162,23 +163,34 @@ def select_text_fields(
 
 
 def select_kept_fields(
-    settings: PredictSettings, read_fields: tuple[str, ...], kinds: FieldKinds
+    settings: PredictSettings,
+    program: ProgramEntry,
+    read_fields: tuple[str, ...],
+    kinds: FieldKinds,
 ) -> FieldKinds:
-    """Return the fields to copy into the output, by default all but `read_fields`.
+    """Return the fields to copy into the output, by default all.
 
-    Raises SettingsError for an unknown field.
+    The model's inputs, `read_fields`, are left out by default if the outputs are vectors, or if an
+    output column has the same name. Raises SettingsError for an unknown field.
     """
     requested = settings.output.keep_fields
     if isinstance(requested, dict):
         return dict(requested)
     if requested == "all":
-        return {name: kind for name, kind in kinds.items() if name not in read_fields}
+        columns = read_fields if program.output_kind == "vectors" else list_columns(program)
+        omitted = {*read_fields}.intersection(columns)
+        return {name: kind for name, kind in kinds.items() if name not in omitted}
     for name in requested:
         if name not in kinds:
             problem = f"the first {MAX_SEARCHED_RECORDS:,} records have no field '{name}'"
             remedy = f'{did_you_mean(name, tuple(kinds))}, or set its kind: {{ {name} = "text" }}'
             raise SettingsError(problem, remedy)
     return {name: kinds[name] for name in requested}
+
+
+def list_columns(program: ProgramEntry, dtype: Dtype = "float16") -> Columns:
+    """Return the output columns, without rows."""
+    return build_columns(program, dtype, np.zeros((1, program.output_size), np.float32))
 
 
 def list_named_fields(settings: PredictSettings) -> tuple[str, ...]:
@@ -190,7 +202,7 @@ def list_named_fields(settings: PredictSettings) -> tuple[str, ...]:
 
 def check_columns(program: ProgramEntry, output: PredictOutput, kept: Sequence[str]) -> None:
     """Raise SettingsError if outputs do not fit the format, or a kept field has a column's name."""
-    columns = build_columns(program, output.dtype, np.zeros((1, program.output_size), np.float32))
+    columns = list_columns(program, output.dtype)
     if output.format == "npy" and isinstance(next(iter(columns.values())), pa.Array):
         problem = f"output.format = npy holds numbers, but the outputs are {program.output_kind}"
         raise SettingsError(problem, "set output.format = parquet")

@@ -93,7 +93,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     pieces = settings.source.list_pieces()
     kinds = infer_fields(settings.source, pieces, list_named_fields(settings))
     inputs = select_inputs(settings, program, kinds)
-    kept_fields = select_kept_fields(settings, inputs.read_fields, kinds)
+    kept_fields = select_kept_fields(settings, program, inputs.read_fields, kinds)
     check_columns(program, settings.output, list(kept_fields))
     job = PredictJob(settings, pieces, resolve_slot(settings, os.environ))
     _check_limit(settings)

@@ -27,8 +27,9 @@ class PredictOutput(Settings):
     dtype: Dtype = "float16"
     """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
     keep_fields: Literal["all"] | tuple[str, ...] | dict[str, FieldKind] = "all"
-    """Record fields to copy into the output; by default every field seen in the first 1,000 records
-    except the model's inputs. A table also sets their kinds, such as `{ id = "uint64" }`."""
+    """Record fields to copy into the output; by default every field seen in the first 1,000
+    records, for vectors except the model's inputs. A table also sets their kinds, such as
+    `{ id = "uint64" }`."""
 
 
 class PredictOptions(Settings):

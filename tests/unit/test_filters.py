@@ -86,7 +86,7 @@ def test_a_filter_changes_the_dataset_and_no_filter_does_not(tmp_path: Path) -> 
     write_corpus(tmp_path / "a.jsonl", 100)
     plain = prepare_dataset(tmp_path)
     assert "filter" not in json.loads((plain.folder / "inputs.json").read_text())["settings"]
-    with pytest.raises(DataError, match=r"filter.text.min_words was 'not set' and is 9"):
+    with pytest.raises(DataError, match=r"filter.text.min_words was unset and is 9"):
         prepare_dataset(tmp_path, filter={"min_words": 9})
 
 

@@ -143,7 +143,7 @@ def test_finished_datasets_are_unchanged_and_other_ones_are_refused(
     with caplog.at_level("INFO", logger="regauge"):
         prepare_layouts(folder)
     assert "nothing to do" in caplog.text
-    with pytest.raises(DataError, match=r"another dataset: rows.categories was 'not set' and"):
+    with pytest.raises(DataError, match=r"another dataset: rows.categories was unset and"):
         prepare_dataset(folder)
     changed = build_layout_tables(folder)
     changed["rows"]["pairs"] = {**PAIRS, "fields": {"text": 16}}

@@ -116,10 +116,10 @@ def test_a_folder_can_be_claimed_twice_by_the_same_job(tmp_path: Path) -> None:
             {**FACTS, "text_fields": ("text", "more")},
             "text_fields is ['text'], not ['text', 'more']",
         ),
-        ({**FACTS, "zone": 1}, "zone is None, not 1"),
+        ({**FACTS, "zone": 1}, "zone is unset, not 1"),
         (
             {"predict": FACTS["predict"], "text_fields": ("text",)},
-            "artifact is 'a', not None",
+            "artifact is 'a', not unset",
         ),
     ],
 )

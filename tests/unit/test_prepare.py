@@ -587,4 +587,4 @@ def test_a_shard_with_other_rows_than_its_manifest_is_refused(folder: Path) -> N
 
 def test_the_difference_between_inputs_has_its_key() -> None:
     old, new = ({"settings": tables, "pieces": {}} for tables in ({"a": {}}, {"a": {"b": 1}}))
-    assert workdir.describe_difference(old, new) == "a.b was 'not set' and is 1"
+    assert workdir.describe_difference(old, new) == "a.b was unset and is 1"

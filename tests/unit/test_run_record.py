@@ -151,10 +151,17 @@ def test_a_changed_length_is_logged_if_it_changes_the_schedule(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: str, times: int
 ) -> None:
     for steps in (10, 20):
-        changes = {"stop": {"steps": steps}, "optimizer": {"schedule": {"kind": schedule}}}
-        run_record.write_records(tmp_path, run(tmp_path, **changes), "f00", "id-1", "w")
-    expected = "stop.steps was 10 and is now 20: this changes the linear schedule"
+        changes = {"optimizer": {"schedule": {"kind": schedule}}}
+        stop = {"steps": steps}
+        run_record.write_records(tmp_path, run(tmp_path, **changes, stop=stop), "f00", "id-1", "w")
+    expected = "stop.steps = 10 in the run before, and stop.steps = 20 now: this changes the linear"
     assert caplog.text.count(expected) == times
+    run_record.write_records(
+        tmp_path, run(tmp_path, **changes, stop={"steps": None, "epochs": 2.0}), "f00", "id-1", "w"
+    )
+    assert (
+        caplog.text.count("stop.steps = 20 in the run before, and stop.epochs = 2.0 now") == times
+    )
 
 
 def test_decisions_of_the_first_attempt_are_kept(tmp_path: Path) -> None:

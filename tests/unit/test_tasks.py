@@ -422,3 +422,11 @@ def test_recall_at_1() -> None:
     sums = task.metric_sums(output, build_targets(*[1.0] * 20))
     values = {name: float(top) / float(weight) for name, (top, weight) in sums.items()}
     assert values["recall@1"] == pytest.approx(0.75)
+
+
+def test_the_next_command_applies_to_the_output() -> None:
+    """Artifacts make nothing faster for text."""
+    assert Sft().find_next_command("out/my run") == "regauge generate 'out/my run'"
+    assert Clm().find_next_command("out/a") == "regauge generate out/a"
+    assert Mlm().find_next_command("out/a") == "regauge export out/a"
+    assert Contrastive().find_next_command("out/a") == "regauge export out/a"

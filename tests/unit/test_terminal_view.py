@@ -116,6 +116,9 @@ def test_batch_inference(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
     document = reader.read().document
     assert document["state"] == "finished"
+    assert reader._measure_progress([], 10.0).eta_seconds is None
+    shard = {**build_shard(1, 0, is_last=False), "source_bytes": 1000}
+    assert reader._measure_progress([shard], 10.0).eta_seconds == 30.0, "4,000 bytes in all"
     assert document["records"]["records"] == 250
     assert document["progress"] == {"unit": "pieces", "done": 2, "total": 2, "eta_seconds": None}
 

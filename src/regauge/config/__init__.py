@@ -490,4 +490,8 @@ def describe_first_difference(key: str, ours: Any, theirs: Any) -> str:
             if ours.get(name) != theirs.get(name):
                 path = f"{key}.{name}" if key else name
                 return describe_first_difference(path, ours.get(name), theirs.get(name))
-    return f"{key} is {theirs!r}, not {ours!r}"
+    return f"{key} is {format_setting(theirs)}, not {format_setting(ours)}"
+
+
+def format_setting(setting: Any) -> str:
+    return "unset" if setting is None else repr(setting)

@@ -97,6 +97,7 @@ class ShardLine(DocumentShape):
     piece: Count
     part: Count
     is_last: bool
+    source_bytes: Count = 0
     rows: Count
     quarantined: Count
     skipped: Count

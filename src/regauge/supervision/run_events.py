@@ -121,8 +121,8 @@ class RunEvents:
         )
         self._notifier.has_ended = True
 
-    def report_finish(self) -> None:
-        self._send("finished", next_action=f"regauge export {self._folder}", is_final=True)
+    def report_finish(self, next_command: str | None) -> None:
+        self._send("finished", next_action=next_command or "none", is_final=True)
         self._notifier.has_ended = True
 
     def _send_recovery(self, now: float) -> None:

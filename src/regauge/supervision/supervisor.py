@@ -95,7 +95,7 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
                 return
             if failure is None:
                 launcher.record_end(0, "")
-                events.report_finish()
+                events.report_finish(settings.find_next_command(str(folder)))
                 return
             if failure.has_lost_leader:
                 launcher.is_leader = True  # until the remaining nodes meet again

@@ -11,6 +11,7 @@ run files are checked without it.
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, Self
 
 from typing_extensions import TypedDict  # readers validate it, and need this one on Python 3.11
@@ -321,6 +322,16 @@ class Task(Choice):
         for padding rows.
         """
         raise NotImplementedError
+
+    def find_next_command(self, run: str) -> str | None:
+        """Return the command that uses a trained model.
+
+        None for custom code, which is imported only for a run file that names it.
+        """
+        if choices.is_import_path(self.kind):
+            return None
+        verb = "generate" if self.output_kind() == "text" else "export"
+        return shlex.join(("regauge", verb, run))
 
     def output_kind(self) -> OutputKind:
         """Return what the trained model outputs for a record."""

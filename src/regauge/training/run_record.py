@@ -306,11 +306,16 @@ def _warn_changed_device(current: Tables, previous: Any) -> None:
 def _warn_changed_length(current: Tables, previous: Tables) -> None:
     """Warn if a changed run length changes the remaining steps' learning rate."""
     schedule = current["optimizer"]["schedule"]["kind"]
-    for key in ("stop.steps", "stop.epochs"):
-        ours, theirs = _get_value(current, key), _get_value(previous, key)
-        if ours != theirs and schedule != "constant":
-            message = "%s was %s and is now %s: this changes the %s schedule"
-            logger.warning(message, key, theirs, ours, schedule)
+    ours, theirs = _describe_length(current), _describe_length(previous)
+    if ours != theirs and schedule != "constant":
+        message = "%s in the run before, and %s now: this changes the %s schedule"
+        logger.warning(message, theirs, ours, schedule)
+
+
+def _describe_length(tables: Tables) -> str:
+    lengths = ((key, _get_value(tables, key)) for key in ("stop.steps", "stop.epochs"))
+    texts = [f"{key} = {length}" for key, length in lengths if length is not None]
+    return " and ".join(texts) or "no length"
 
 
 def _index_tasks(tasks: Any) -> Any:

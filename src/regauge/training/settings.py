@@ -414,6 +414,11 @@ class Computation(Settings):
             self._task_config(entry, "" if is_only_task else entry.name) for entry in self.task
         )
 
+    def find_next_command(self, run: str) -> str | None:
+        """Return the command that uses the trained model of a run folder, if there is one."""
+        commands = [config.task.find_next_command(run) for config in self.task_configs]
+        return commands[0] if all(commands) else None
+
     def _task_config(self, entry: TaskEntry, name: str) -> TaskConfig:
         source = f"task {entry.name}"
         data = {**dump(self.data), **(dump(entry.data) if entry.data else {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.system import choices, processes
+from regauge.system import processes
 
 if TYPE_CHECKING:
     from regauge.training.settings import TrainSettings
@@ -17,14 +17,12 @@ def complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str
 
     folder = Path(settings.output.folder)
     goodput = read_goodput(folder)
-    # Custom code is imported only for a run file that names it, so no command takes the folder.
-    is_custom = any(choices.is_import_path(item.task.kind) for item in settings.task_configs)
-    next_command = {} if is_custom else {"next": f"regauge export {folder}"}
+    command = settings.find_next_command(str(folder))
     return {
         **result,
         **({"goodput": round(goodput.fraction, 4)} if goodput else {}),
         "model": str(folder / "model"),
-        **next_command,
+        **({"next": command} if command else {}),
     }
 
 

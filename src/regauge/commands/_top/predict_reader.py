@@ -10,6 +10,7 @@ from regauge.commands._top.snapshot import Snapshot, TableRow, ViewEvent, ViewPr
 from regauge.config.output_files import ATTEMPTS, JOB, LEDGER
 from regauge.run_folders.cost_meter import read_last_seen
 from regauge.run_folders.documents import JobShape, PaidLine, ShardLine, read_document
+from regauge.run_folders.piece_bytes import PieceBytes
 from regauge.run_folders.run_tail import RunTail, list_job_folders, price_line, read_run_tail
 from regauge.system import jsonl
 from regauge.system.errors import DataError
@@ -77,14 +78,17 @@ class PredictReader:
                 self._shards[job] |= {(line["piece"], line["part"]): line for line in tail.read()}
 
     def _measure_progress(self, shards: list[dict[str, Any]], seconds: float) -> ViewProgress:
-        """Return the pieces that are done, with the time left by their bytes.
+        """Return the pieces that are done, with the time left by the bytes of all shards.
 
         `seconds` is the time so far, 0 if the job does not run.
         """
         pieces = read_document(self._folder / JOB, JobShape).get("pieces", {}).values()
         sizes = [int(entry[0] or 0) if entry else 0 for entry in pieces]
         done = {line["piece"] for line in shards if line["is_last"]}
-        bytes_done = sum(sizes[piece] for piece in done if piece < len(sizes))
+        read = PieceBytes(sizes)
+        for line in shards:
+            read.add(line)
+        bytes_done = read.total
         is_known = seconds > 0 and bytes_done > 0
         eta = seconds * (sum(sizes) - bytes_done) / bytes_done if is_known else None
         return ViewProgress("pieces", len(done), len(sizes) or None, eta)

@@ -16,7 +16,7 @@ import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from regauge.config import FORMAT, check_format, flatten
+from regauge.config import FORMAT, check_format, flatten, format_setting
 from regauge.config.output_files import INPUTS
 from regauge.data import dataset
 from regauge.system.errors import DataError, SettingsError
@@ -239,9 +239,9 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
         for document in (old, new)
     )
     for key in sorted({*old_values, *new_values}):
-        before, after = (values.get(key, "not set") for values in (old_values, new_values))
+        before, after = old_values.get(key), new_values.get(key)
         if before != after:
-            return f"{key} was {before!r} and is {after!r}"
+            return f"{key} was {format_setting(before)} and is {format_setting(after)}"
     changed = [
         name
         for name in {**old["pieces"], **new["pieces"]}

@@ -10,6 +10,7 @@ from rich import progress
 
 from regauge.inference.predict.job import QUARANTINE, summarize_cost
 from regauge.run_folders.cost_meter import parse_cost
+from regauge.run_folders.piece_bytes import PieceBytes
 from regauge.system import log
 from regauge.system.errors import DataError
 from regauge.system.log import logger
@@ -30,13 +31,14 @@ class ProgressBar:
         self._job = job
         self.counts: Counter[str] = Counter()
         """Sums over this job's finished shards; `shards` is their number."""
+        self._read = PieceBytes([piece.bytes for piece in job.pieces])
         for shard, line in finished.items():
             if job.slot.owns(shard.piece):
                 self._count_shard(line)
-        self._rows_before, self._bytes_before = self.counts["rows"], self.counts["bytes"]
+        self._rows_before, self._bytes_before = self.counts["rows"], self._read.total
         self._meter = meter
-        self._uncommitted_rows = 0
-        """Rows that workers reported as computed, minus rows in committed shards."""
+        self._uncommitted_rows = self._uncommitted_bytes = 0
+        """Computed rows, and their source bytes, minus those in committed shards."""
         self._started = self._logged = time.monotonic()
         self._workers: set[int] = set()
         self.has_ready_worker = False
@@ -79,8 +81,10 @@ class ProgressBar:
         if event["event"] == "shard":
             self._count_shard(event)
             self._uncommitted_rows -= event["rows"]
+            self._uncommitted_bytes -= event["source_bytes"]
         elif event["event"] == "progress":
             self._uncommitted_rows += event["rows"]
+            self._uncommitted_bytes += event["source_bytes"]
         elif event["event"] == "ready":
             self._workers.add(event["worker"])
             self.has_ready_worker = True
@@ -91,7 +95,7 @@ class ProgressBar:
         if self._bar:
             self._bar.update(
                 self._task,
-                completed=self.counts["bytes"],
+                completed=self._num_bytes,
                 status=self._format_counts(self._num_rows),
             )
         elif self._num_rows and now - self._logged >= log.PROGRESS_INTERVAL_SECONDS:
@@ -116,16 +120,19 @@ class ProgressBar:
         self.counts["shards"] += 1
         for name in ("rows", "quarantined", "tokens", "computed_tokens"):
             self.counts[name] += line[name]
-        if line["is_last"]:
-            self.counts["bytes"] += self._job.pieces[line["piece"]].bytes
+        self._read.add(line)
 
     def _format_eta(self, now: float) -> str:
-        """Return the remaining time, extrapolated from the bytes in finished pieces."""
-        bytes_done = self.counts["bytes"] - self._bytes_before
-        if not bytes_done:
+        """Return the remaining time, extrapolated from the bytes of computed records."""
+        bytes_done = self._num_bytes - self._bytes_before
+        if bytes_done <= 0:
             return "unknown"
-        bytes_left = self._total_bytes - self.counts["bytes"]
+        bytes_left = max(self._total_bytes - self._num_bytes, 0)
         return f"{(now - self._started) * bytes_left / bytes_done:.0f} s"
+
+    @property
+    def _num_bytes(self) -> int:
+        return self._read.total + max(0, self._uncommitted_bytes)
 
     @property
     def _num_rows(self) -> int:

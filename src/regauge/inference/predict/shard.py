@@ -28,7 +28,7 @@ from regauge.models.settings import GREEDY
 from regauge.system.files import fsync_paths, replace_atomically, sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from regauge.data.sources import Piece, Source, SourceItem
     from regauge.data.values import FieldKind, Value
@@ -93,6 +93,8 @@ class EncodedShard:
     shard_id: ShardId
     is_last: bool
     """Whether it is the last shard in its piece."""
+    source_bytes: int
+    """Estimate of the piece's bytes that the shard has read."""
     records: TextRecords = field(init=False)
     kept_values: dict[str, list[Value | None]] = field(default_factory=dict)
     quarantined: list[Rejected] = field(default_factory=list)
@@ -140,6 +142,14 @@ class PieceReader:
         taken = self._take_part(remaining) if exists else []
         self._open = piece, part + exists, remaining
         return (taken, self._next_item is None) if exists else None
+
+    def estimate_bytes(self, shard: ShardId, items: Iterable[SourceItem]) -> int:
+        """Estimate the bytes of items in their piece, from their values as JSON."""
+        piece = self._pieces[shard.piece]
+        values = (item.fields for item in items if not isinstance(item, Rejected))
+        lines = (json.dumps(fields, ensure_ascii=False) for fields in values)
+        num_bytes = sum(len(line.encode(errors="replace")) for line in lines)
+        return min(piece.bytes, round(num_bytes * piece.bytes / max(piece.text_bytes, 1)))
 
     def _take_part(self, remaining: Iterator[SourceItem]) -> list[SourceItem]:
         """Return the next part's items, and read one item ahead."""
@@ -228,7 +238,7 @@ def read_shard(
     if part is None:
         return None
     items, is_last = part
-    encoded_shard = EncodedShard(shard, is_last)
+    encoded_shard = EncodedShard(shard, is_last, piece_reader.estimate_bytes(shard, items))
     batch = _ShardRecords(preprocessor, record_spec, encoded_shard)
     for number, item in enumerate(items, start=shard.part * record_spec.shard_records):
         batch.add(item, number)
@@ -282,6 +292,7 @@ class ShardWriter:
             "piece": shard.shard_id.piece,
             "part": shard.shard_id.part,
             "is_last": shard.is_last,
+            "source_bytes": shard.source_bytes,
             "rows": len(shard.records),
             "quarantined": len(shard.quarantined),
             "skipped": shard.num_skipped,

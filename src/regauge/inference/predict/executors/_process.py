@@ -37,7 +37,7 @@ class ShardPipeline:
         self._pipe = pipe
         self._worker = worker
         self._send_lock = threading.Lock()
-        self._last_progress, self._rows = 0.0, 0
+        self._last_progress, self._rows, self._bytes, self._row_bytes = 0.0, 0, 0.0, 0.0
         self._encoded: queue.Queue[Any] = queue.Queue(1)
         self._computed: queue.Queue[Any] = queue.Queue(1)
         worker.engine.on_batch = self._report_progress
@@ -48,6 +48,7 @@ class ShardPipeline:
         writer = self._start_thread(self._write_shards)
         while (encoded := self._encoded.get()) is not END:
             self._report_progress(0)
+            self._row_bytes = encoded.source_bytes / max(len(encoded.records), 1)
             self._computed.put((encoded, compute_shard(self._worker.engine, encoded)))
         self._computed.put(END)
         reader.join()
@@ -83,11 +84,12 @@ class ShardPipeline:
     def _report_progress(self, rows: int) -> None:
         """Count computed rows; send them at intervals. The event is also a heartbeat."""
         self._rows += rows
+        self._bytes += rows * self._row_bytes
         now = time.monotonic()
         if now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
-            self.send("progress", rows=self._rows)
-            self._rows = 0
+            self.send("progress", rows=self._rows, source_bytes=round(self._bytes))
+            self._rows, self._bytes = 0, 0.0
 
     def _start_thread(self, step: Callable[[], None]) -> threading.Thread:
         def run_step() -> None:

@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import status_code_conformance
 from regauge.serving.openapi import build_document
 from serve.live_server import LiveServer
 
-MAX_EXAMPLES = 10
+EXAMPLES = [10, pytest.param(150, marks=pytest.mark.full)]
 CHECKS = [not_a_server_error, status_code_conformance]
 SCHEMA = schemathesis.openapi.from_dict(build_document())
 OPERATIONS: list[APIOperation] = [result.ok() for result in SCHEMA.get_all_operations()]
@@ -33,19 +33,26 @@ def takes_input(operation: APIOperation) -> bool:
     return bool(operation.body or operation.path_parameters)
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("mode", [VALID, INVALID], ids=["valid", "invalid"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[item.label for item in OPERATIONS])
 def test_generated_requests_are_answered(
-    server: LiveServer, session: requests.Session, operation: APIOperation, mode: GenerationMode
+    server: LiveServer,
+    session: requests.Session,
+    operation: APIOperation,
+    mode: GenerationMode,
+    examples: int,
 ) -> None:
     if mode is INVALID and not operation.body:
         assert operation.method == "get"  # a path of text has no invalid value
         return
     statuses: set[int] = set()
-    examples = MAX_EXAMPLES if takes_input(operation) else 1
 
     @settings(
-        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples if takes_input(operation) else 1,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: Case) -> None:

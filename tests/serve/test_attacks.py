@@ -27,7 +27,8 @@ from regauge.serving.http_protocol import RequestBody
 from regauge.serving.request_errors import TooLargeError
 from regauge.serving.routes.kserve import InferBody
 from regauge.serving.routes.openai import EmbeddingsBody
-from regauge.serving.settings import Serve
+from regauge.serving.runtime import ServingRuntime
+from regauge.serving.settings import HttpSettings, Serve
 from regauge.serving.text_generation.openai_requests import CompletionRequest
 from regauge.system.errors import SettingsError
 from serve.attack_requests import KINDS, Attack, build_post, draw_attack, run_attack
@@ -386,6 +387,55 @@ def test_the_lists_of_a_body_are_counted_before_they_are_built(document: Any) ->
 def test_every_body_has_a_limit_for_lists(schema: type[RequestBody], end: bytes) -> None:
     with pytest.raises(TooLargeError, match="65536 lists and objects"):
         schema.parse(b'{"prompt": [' + b"[1]," * 70_000 + end, {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "origin", "is_allowed"),
+    [
+        ({}, "127.0.0.1:8080", None, True),
+        ({}, "localhost:8080", "http://localhost:8080", True),
+        ({}, "[::1]:8080", "http://[::1]:8080", True),
+        ({}, "127.0.0.1:8080", "http://evil.example", False),
+        ({}, "127.0.0.1:8080", "http://127.0.0.1:9090", False),
+        ({}, "127.0.0.1:8080", "null", False),
+        ({}, "evil.example:8080", "http://evil.example:8080", False),
+        ({}, "evil.example:8080", None, False),
+        ({"host": "0.0.0.0"}, "example.com", None, True),  # noqa: S104
+        ({"host": "0.0.0.0"}, "example.com", "https://example.com", True),  # noqa: S104
+        ({"host": "0.0.0.0"}, "example.com", "https://evil.example", False),  # noqa: S104
+        ({"origins": ["https://app.example"]}, "127.0.0.1", "https://app.example", True),
+        ({"origins": ["https://app.example"]}, "app.example", "https://app.example", True),
+        ({"origins": ["https://app.example"]}, "127.0.0.1", "https://evil.example", False),
+        ({"origins": ["*"]}, "evil.example", "https://evil.example", True),
+    ],
+)
+def test_a_web_page_needs_permission(
+    settings: dict[str, Any], host: str, origin: str | None, *, is_allowed: bool
+) -> None:
+    """An allowed request arrives at the server, which has not started."""
+    origins = settings.pop("origins", [])
+    serve = Serve(artifacts={"model": "x"}, http=HttpSettings(allowed_origins=origins), **settings)
+    headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
+
+    async def send() -> list[httpx.Response]:
+        with ThreadPoolExecutor(1) as executor:
+            app: Any = ServingRuntime(serve, ApiKeys([]), executor).app
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                asked = {"Access-Control-Request-Method": "POST", **headers}
+                asked["Access-Control-Request-Headers"] = "authorization,content-type"
+                return [
+                    await client.post("/embed", json={"inputs": "a"}, headers=headers),
+                    await client.get("/v1/models", headers=headers),
+                    await client.options("/embed", headers=asked),
+                ]
+
+    posted, read, asked = asyncio.run(send())
+    assert (posted.status_code, read.status_code) == ((503, 200) if is_allowed else (403, 403))
+    if origins and origin:
+        assert (asked.status_code == 200) == is_allowed
+        shown = read.headers.get("Access-Control-Allow-Origin")
+        assert (shown in {origin, "*"}) == is_allowed
 
 
 def test_the_server_listens_on_the_loopback_by_default(server: ServerProcess) -> None:

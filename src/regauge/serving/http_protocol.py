@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import orjson
@@ -25,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from regauge.serving.api_keys import check_origin
 from regauge.serving.dispatcher import RequestOptions
 from regauge.serving.model_set import RECORD_KINDS
 from regauge.serving.model_slot import TRIAL, CanaryTrial
@@ -38,6 +38,7 @@ from regauge.serving.request_errors import (
     UnauthorizedError,
     UnavailableError,
     UnknownModelError,
+    describe_validation_error,
 )
 from regauge.system.log import logger
 
@@ -71,10 +72,6 @@ MAX_CONTAINERS = 1 << 16
 """Maximum lists and objects in a body; a million of them take seconds to build."""
 CONTAINER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|([\[{])', re.DOTALL)
 """A JSON text, which may lack its end, or the start of a list or an object."""
-MAX_ERROR_TEXT = 300
-"""Maximum characters in a message about a body."""
-
-
 T = TypeVar("T")
 State = Literal["starting", "ready", "draining"]
 OVERLOAD_SECONDS = 2.0
@@ -145,7 +142,7 @@ class RequestBody(BaseModel):
             document = from_json(raw_body or b"{}")
             if isinstance(document, dict) and (kept := cls._select_keys(document)) != document:
                 return cls.parse(to_json(kept), {})
-        message, field = _describe_validation_error(failure, raw_body)
+        message, field = describe_validation_error(failure, raw_body)
         raise FieldError(message, field)
 
     @classmethod
@@ -300,7 +297,10 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
 
 
 async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request) -> Response:
-    client = _authenticate(context, request, is_open=spec.path in OPEN_PATHS)
+    is_open = spec.path in OPEN_PATHS
+    if not is_open:
+        check_origin(context.settings, request.headers)
+    client = _authenticate(context, request, is_open=is_open)
     start = time.perf_counter()
     limit = min(spec.max_body_bytes, context.settings.http.max_body_bytes)
     async with receive_body(context, request, limit) as raw_body:
@@ -439,48 +439,6 @@ def _count_bytes(context: ServerContext, count: int) -> None:
     if context.body_bytes + count > context.settings.http.max_total_body_bytes:
         raise OverloadedError("too many bytes are being received", retry_after=1)
     context.body_bytes += count
-
-
-def _describe_validation_error(error: ValidationError, raw_body: bytes) -> tuple[str, str | None]:
-    """Return one line about the first error in a body, and its key.
-
-    For a value that fits no alternative of a union, the alternative that fits furthest counts.
-    """
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    document = None if details[0]["type"] == "json_invalid" else from_json(raw_body or b"{}")
-    firsts: dict[tuple[int | str, ...], tuple[list[int], str, str | None]] = {}
-    for detail in details:
-        position, names = _locate(document, detail["loc"])
-        message = detail["msg"][:1].lower() + detail["msg"][1:]
-        text = f"{'.'.join(map(str, names))}: {message}" if names else message
-        alternative = tuple(part for part in detail["loc"] if part not in names)
-        first = position, text, str(names[0]) if names else None
-        firsts[alternative] = min(firsts.get(alternative, first), first, key=itemgetter(0))
-    start = min(position[:1] for position, _, _ in firsts.values())
-    candidates = (first for first in firsts.values() if first[0][:1] == start)
-    _, text, key = max(candidates, key=itemgetter(0))
-    return text[:MAX_ERROR_TEXT], key
-
-
-def _locate(document: Any, location: Sequence[int | str]) -> tuple[list[int], list[int | str]]:
-    """Return the indices and the names of the keys and items on the way to a location.
-
-    A missing key follows all others. Names of a union's alternatives are left out.
-    """
-    position: list[int] = []
-    names: list[int | str] = []
-    for part in location:
-        if isinstance(document, dict):
-            keys = list(document)
-            position.append(keys.index(part) if part in document else len(keys))
-            document = document.get(part)
-        elif isinstance(document, list) and isinstance(part, int):
-            position.append(part)
-            document = document[part]
-        else:
-            continue
-        names.append(part)
-    return position, names
 
 
 def read_timeout(headers: Mapping[str, str]) -> float:

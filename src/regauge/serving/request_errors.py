@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic import ValidationError
+
+MAX_ERROR_TEXT = 300
+"""Maximum characters in a message about a body."""
+
 
 class RequestError(Exception):
     """A request that is not answered with outputs."""
@@ -24,6 +37,13 @@ class UnauthorizedError(RequestError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    """A web page of another origin sends the request."""
+
+    status = 403
+    code = "origin_not_allowed"
 
 
 class NotFoundError(RequestError):
@@ -99,3 +119,45 @@ class DeadlineError(RequestError):
 
     status = 504
     code = "deadline_exceeded"
+
+
+def describe_validation_error(error: ValidationError, raw_body: bytes) -> tuple[str, str | None]:
+    """Return one line about the first error in a body, and its key.
+
+    For a value that fits no alternative of a union, the alternative that fits furthest counts.
+    """
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    document = None if details[0]["type"] == "json_invalid" else from_json(raw_body or b"{}")
+    firsts: dict[tuple[int | str, ...], tuple[list[int], str, str | None]] = {}
+    for detail in details:
+        position, names = _locate(document, detail["loc"])
+        message = detail["msg"][:1].lower() + detail["msg"][1:]
+        text = f"{'.'.join(map(str, names))}: {message}" if names else message
+        alternative = tuple(part for part in detail["loc"] if part not in names)
+        first = position, text, str(names[0]) if names else None
+        firsts[alternative] = min(firsts.get(alternative, first), first, key=itemgetter(0))
+    start = min(position[:1] for position, _, _ in firsts.values())
+    candidates = (first for first in firsts.values() if first[0][:1] == start)
+    _, text, key = max(candidates, key=itemgetter(0))
+    return text[:MAX_ERROR_TEXT], key
+
+
+def _locate(document: Any, location: Sequence[int | str]) -> tuple[list[int], list[int | str]]:
+    """Return the indices and the names of the keys and items on the way to a location.
+
+    A missing key follows all others. Names of a union's alternatives are left out.
+    """
+    position: list[int] = []
+    names: list[int | str] = []
+    for part in location:
+        if isinstance(document, dict):
+            keys = list(document)
+            position.append(keys.index(part) if part in document else len(keys))
+            document = document.get(part)
+        elif isinstance(document, list) and isinstance(part, int):
+            position.append(part)
+            document = document[part]
+        else:
+            continue
+        names.append(part)
+    return position, names

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from regauge.serving.http_protocol import (
     MODEL_KEY,
+    TRUNCATED_HEADER,
     ServerContext,
     build_error_response,
     build_route,
@@ -91,6 +93,15 @@ def _build_app(context: ServerContext, service: SearchService | None) -> Starlet
     refuse = _build_refusal(context, routes)
     app = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
     app.router.redirect_slashes = False
+    if origins := context.settings.http.allowed_origins:
+        names, methods = [TRUNCATED_HEADER, "Retry-After"], ["GET", "POST"]
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=methods,
+            allow_headers=["*"],
+            expose_headers=names,
+        )
     return app
 
 

@@ -23,6 +23,9 @@ class HttpSettings(Settings):
     api_keys_file: str | None = None
     """File with one API key per line. Requests must then send `Authorization: Bearer KEY` with one
     of them. Without a file, the variable `REGAUGE_API_KEYS` may hold keys between commas."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may send requests, such as `https://app.example.com`; `*` allows
+    all. By default a server on a loopback address also refuses requests to other host names."""
     max_body_bytes: int = Field(default=16 << 20, ge=1)
     """Maximum request body in bytes."""
     max_total_body_bytes: int = Field(default=256 << 20, ge=1)

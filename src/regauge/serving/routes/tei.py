@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Pair = Annotated[list[str], Field(min_length=1, max_length=2)]
 ERROR_KINDS = {
+    403: "Validation",
     404: "Validation",
     405: "Validation",
     408: "Validation",

@@ -422,18 +422,18 @@ def test_a_web_page_needs_permission(
             app: Any = ServingRuntime(serve, ApiKeys([]), executor).app
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-                asked = {"Access-Control-Request-Method": "POST", **headers}
-                asked["Access-Control-Request-Headers"] = "authorization,content-type"
+                question = {"Access-Control-Request-Method": "POST", **headers}
+                question["Access-Control-Request-Headers"] = "authorization,content-type"
                 return [
                     await client.post("/embed", json={"inputs": "a"}, headers=headers),
                     await client.get("/v1/models", headers=headers),
-                    await client.options("/embed", headers=asked),
+                    await client.options("/embed", headers=question),
                 ]
 
-    posted, read, asked = asyncio.run(send())
+    posted, read, preflight = asyncio.run(send())
     assert (posted.status_code, read.status_code) == ((503, 200) if is_allowed else (403, 403))
     if origins and origin:
-        assert (asked.status_code == 200) == is_allowed
+        assert (preflight.status_code == 200) == is_allowed
         shown = read.headers.get("Access-Control-Allow-Origin")
         assert (shown in {origin, "*"}) == is_allowed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +23,11 @@ import pytest
 import regauge
 from regauge.inference.export.artifact import open_unchecked
 from regauge.inference.export.manifest import WEIGHTS
+from regauge.serving.loaded_version import LoadedVersion
+from regauge.serving.model_set import ModelSet
+from regauge.serving.model_slot import ModelSlot
+from regauge.serving.server_metrics import ServerMetrics
+from regauge.serving.settings import ModelSettings, QueueSettings, Serve, WorkerSettings
 from serve.chaos_backend import RAISES
 from serve.servers import (
     QUICK_HTTP,
@@ -360,7 +367,8 @@ def test_models_are_loaded_at_their_first_request_and_unloaded(
     encoder: Path, other_encoder: Path, versions: list[np.ndarray], tmp_path: Path
 ) -> None:
     """With `max_loaded = 1`, requests to two models at once never load both."""
-    arguments = (f"one={encoder}", f"two={other_encoder}", "serve.models.max_loaded=1")
+    limits = ("serve.models.max_loaded=1", "serve.models.min_loaded_seconds=0.1")
+    arguments = (f"one={encoder}", f"two={other_encoder}", *limits)
     with start_server(tmp_path, *arguments, "serve.queue.timeout_seconds=300") as server:
         models = server.get("/health").json()["models"]
         assert [model["loaded"] for model in models.values()] == [True, False]
@@ -391,6 +399,47 @@ def test_models_are_loaded_at_their_first_request_and_unloaded(
         models = server.get("/health").json()["models"]
         assert sum(model["loaded"] for model in models.values()) == 1
         assert server.get("/v1/models").json()["data"][1]["id"] == "two"
+
+
+def test_a_stuck_worker_is_replaced_before_its_requests_expire() -> None:
+    assert WorkerSettings().hang_timeout_seconds < QueueSettings().timeout_seconds
+
+
+class CountedSlot(ModelSlot):
+    """A model that loads in no time, and counts how often."""
+
+    num_loads = 0
+
+    async def load(self) -> LoadedVersion:
+        if self.current is None:
+            version: Any = SimpleNamespace(keep_open=nullcontext, has_failed=False, worker_pids=[])
+            self.current, self.loaded_at = version, time.monotonic()
+            self.num_loads += 1
+        return self.current
+
+    async def stop(self) -> None:
+        self.current = None
+
+
+def test_alternating_requests_do_not_reload_models_all_the_time() -> None:
+    """Requests that wait for a model share a load, and it stays for a minimum time."""
+    limits = ModelSettings(max_loaded=1, min_loaded_seconds=0.2)
+    settings = Serve(artifacts={"one": "a", "two": "b"}, models=limits)
+    anything: Any = None
+    models = ModelSet(settings, ServerMetrics(), anything)
+    counted = {name: CountedSlot(name, settings, anything, anything) for name in models.slots}
+    models.slots.update(counted)
+
+    async def send(name: str) -> None:
+        async with models.use(models.find(name)):
+            assert sum(slot.current is not None for slot in models.slots.values()) == 1
+
+    async def send_all() -> None:
+        await models.start()
+        await asyncio.gather(*(send(("one", "two")[number % 2]) for number in range(40)))
+
+    asyncio.run(send_all())
+    assert [slot.num_loads for slot in counted.values()] == [1, 1]
 
 
 @pytest.mark.full

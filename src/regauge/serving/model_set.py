@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -37,6 +38,8 @@ class ModelSet:
         }
         """Models by name."""
         self._lock = asyncio.Lock()
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        """Name -> the load that all requests for a model wait for."""
 
     @property
     def is_lazy(self) -> bool:
@@ -91,11 +94,18 @@ class ModelSet:
     async def use(self, slot: ModelSlot) -> AsyncIterator[LoadedVersion]:
         """Keep a model version loaded within the block."""
         if slot.current is None and self.is_lazy:
-            async with self._lock:  # models that load at the same time would exceed the limits
-                await self._make_room(slot)
-                await slot.load_for_request()
+            if slot.name not in self._loading:
+                loading = asyncio.create_task(self._load(slot))
+                loading.add_done_callback(lambda _: self._loading.pop(slot.name))
+                self._loading[slot.name] = loading
+            await asyncio.shield(self._loading[slot.name])
         async with slot.use() as version:
             yield version
+
+    async def _load(self, slot: ModelSlot) -> None:
+        async with self._lock:  # models that load at the same time would exceed the limits
+            await self._make_room(slot)
+            await slot.load_for_request()
 
     @asynccontextmanager
     async def use_for_records(
@@ -143,7 +153,12 @@ class ModelSet:
         while loaded := self.loaded_slots:
             if len(loaded) < max_loaded and self._memory_bytes() < max_bytes:
                 break
-            await loaded[0].stop()
+            # Without a minimum time, alternating requests would do nothing but load models.
+            latest = time.monotonic() - limits.min_loaded_seconds
+            if expired := [slot for slot in loaded if slot.loaded_at <= latest]:
+                await expired[0].stop()
+            else:
+                await asyncio.sleep(min(slot.loaded_at for slot in loaded) - latest)
 
     def _memory_bytes(self) -> int:
         pids = [pid for version in self.loaded_versions for pid in version.worker_pids]

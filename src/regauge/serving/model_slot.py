@@ -188,6 +188,8 @@ class ModelSlot:
         """Version that gets a share of the requests."""
         self.last_used = 0.0
         """Time of the last request."""
+        self.loaded_at = 0.0
+        """When the model was loaded, on time.monotonic()."""
         self._settings = settings
         self._metrics = metrics
         self._executor = executor
@@ -232,6 +234,7 @@ class ModelSlot:
                 self.current = await self._start_version(folder)
                 self._contract, self._program = self.current.contract, self.current.program
                 self._fingerprint = fingerprint
+                self.loaded_at = time.monotonic()
             return self.current
 
     async def load_for_request(self) -> None:

@@ -30,7 +30,7 @@ STATUSES = {
     200: "The answer.",
     400: "On OpenAI's routes, the request has a wrong form, or a text or the body is over a limit.",
     401: "No valid API key.",
-    403: "A web page of another origin sent the request.",
+    403: "A web page from another origin sent the request.",
     404: "No such model.",
     408: "The request did not arrive in time.",
     413: "A text, the body or the number of records is over a limit.",

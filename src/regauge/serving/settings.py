@@ -74,8 +74,9 @@ class WorkerSettings(Settings):
     """Whether to bind each of several workers on a CPU to separate cores."""
     start_timeout_seconds: float = Field(default=300.0, gt=0)
     """Time for a worker to load the artifact, warm up and verify the parity rows."""
-    hang_timeout_seconds: float = Field(default=60.0, gt=0)
-    """Time limit for a batch; a worker that takes longer is replaced."""
+    hang_timeout_seconds: float = Field(default=20.0, gt=0)
+    """Time limit for a batch; a worker that takes longer is replaced, and if time is left, another
+    one answers."""
     ray: RayServing | None = None
     """Server replicas on a Ray cluster; each has these workers."""
 
@@ -88,6 +89,9 @@ class ModelSettings(Settings):
     used one is unloaded. By default all models are loaded at the start."""
     max_memory_gb: float | None = Field(default=None, gt=0)
     """Maximum memory of all worker processes, in gigabytes; another model replaces unused ones."""
+    min_loaded_seconds: float = Field(default=10.0, ge=0)
+    """Minimum time for which a model stays loaded before another one replaces it; requests for the
+    other one wait."""
     snapshot: bool = True
     """Whether artifact files are copied to the temporary folder before loading, so that overwriting
     them does not change the version that answers. Registry versions are not copied."""

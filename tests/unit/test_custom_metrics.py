@@ -36,7 +36,7 @@ def relevant(arrays):
     return {"relevant": arrays["labels"].sum(), "candidates": arrays["present"].sum()}
 
 def undefined(arrays):
-    return float("nan")
+    return {"undefined": float("nan"), "ratio": float("inf"), "low": float("-inf")}
 
 def text(arrays):
     return "good"
@@ -105,7 +105,8 @@ def test_several_functions_get_arrays_of_their_own(
     functions = (f"{module}:shapes", f"{module}:undefined")
     metrics = evaluate(data, tmp_path / "run", "contrastive", *functions, rows=7)
     assert metrics["vectors"] == 14
-    assert np.isnan(float(metrics["undefined"]))
+    texts = {name: metrics[f"{name}_text"] for name in ("undefined", "ratio", "low")}
+    assert texts == {"undefined": "NaN", "ratio": "Infinity", "low": "-Infinity"}
 
 
 def test_a_ranker_gives_the_labels_of_all_candidates(

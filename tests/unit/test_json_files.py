@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.system import files, jsonl
+from regauge import config
+from regauge.system import files, jsonl, log
 from regauge.system.errors import DataError, SettingsError, describe_error
 from regauge.system.json_files import (
     CHECKSUM,
@@ -21,9 +25,17 @@ from regauge.system.json_files import (
     format_compact,
     parse_object,
     read_json,
+    write_sealed,
 )
 
 REMEDY = "restore it"
+ODD: dict[str, Any] = {
+    "loss": math.nan,
+    "nested": [{"ratio": math.inf, "low": -math.inf}, 1.5],
+    "none": None,
+    "text": "NaN",
+}
+"""A document with numbers that JSON lacks."""
 
 
 class Shape(DocumentShape):
@@ -31,6 +43,48 @@ class Shape(DocumentShape):
 
     name: str
     counts: dict[str, int] = {}
+
+
+def parse_strictly(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def write_line(path: Path, document: dict[str, Any]) -> None:
+    jsonl.append_line(path, document)
+
+
+WRITERS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    "document": files.write_json,
+    "sealed": write_sealed,
+    "with format": config.save,
+    "line": write_line,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_numbers_that_json_lacks_are_null_with_their_names(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "document"
+    WRITERS[name](path, ODD)
+    stored = parse_strictly(path.read_text())
+    assert (stored["loss"], stored["loss_text"]) == (None, "NaN")
+    assert stored["nested"][0] == {
+        "ratio": None, "ratio_text": "Infinity", "low": None, "low_text": "-Infinity"
+    }  # fmt: skip
+    document = parse_object(path.read_bytes())
+    assert math.isnan(document["loss"])
+    assert document["nested"] == ODD["nested"]
+    assert {key for key in document if key != "format"} == set(ODD)
+
+
+def test_an_answer_is_json_even_with_numbers_that_json_lacks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log.print_json({"rows": [ODD]})
+    (row,) = parse_strictly(capsys.readouterr().out)["rows"]
+    assert (row["loss"], row["loss_text"]) == (None, "NaN")
 
 
 VALUES = st.recursive(

@@ -99,8 +99,8 @@ def test_the_steps_of_a_mean_are_logged_or_inferred_within_an_attempt() -> None:
     assert series["train/averaged_steps"] == ((10, 10.0), (20, 10.0), (40, 10.0), (50, 3.0))
 
 
-def test_nan_and_infinities_are_read_from_text() -> None:
-    lines = [{"attempt": 1, "step": 1, "a": "NaN", "b": "-Infinity", "c": "text"}]
+def test_nan_and_infinities_are_in_a_series() -> None:
+    lines = [{"attempt": 1, "step": 1, "a": math.nan, "b": -math.inf, "c": "text"}]
     series = merge_attempts(lines, summarize_attempts(lines, {}))
     assert math.isnan(series["a"][0][1])
     assert series["b"] == ((1, -math.inf),)

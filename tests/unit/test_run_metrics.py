@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -126,7 +127,7 @@ def test_the_files_of_a_run(tmp_path: Path) -> None:
     assert {key for key in by_labels(files.read_samples()) if "failures" not in key[0]} == set()
     append_attempt(tmp_path, attempt=1, started_at=time.time() - 10, planned_steps=50)
     append_ledger(tmp_path, 1, 8.0, tokens=900, padding_fraction=0.1, compiled_graphs=3, usd=2.5)
-    values = {"train/loss": "NaN", "train/mfu": 0.4, "heldout/loss": 3.0, "heldout/note": "text"}
+    values = {"train/loss": math.nan, "train/mfu": 0.4, "heldout/loss": 3.0, "heldout/note": "text"}
     jsonl.append_line(tmp_path / "metrics.jsonl", {"attempt": 1, "step": 1, **values})
     summary = {"attempt": 1, "step": 1, "seconds": 8.0, "summary": {"heldout/loss": 9.0}}
     jsonl.append_line(tmp_path / "metrics.jsonl", summary)

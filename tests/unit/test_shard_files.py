@@ -89,7 +89,8 @@ def test_classes_and_texts_are_written(file_format: str) -> None:
 def test_numbers_that_json_lacks_are_written_as_valid_json() -> None:
     outputs: Columns = {"value": np.array([math.nan, math.inf, -math.inf], np.float32)}
     rows = read_jsonl(write("jsonl", outputs))
-    assert [row["value"] for row in rows] == [None, "Infinity", "-Infinity"]
+    texts = ("NaN", "Infinity", "-Infinity")
+    assert [(row["value"], row["value_text"]) for row in rows] == [(None, text) for text in texts]
 
 
 def test_arrays_and_tables_have_separate_files() -> None:

@@ -65,7 +65,8 @@ def test_jsonl_writes_valid_json_for_nan_and_infinity(tmp_path: Path) -> None:
 
     text = (tmp_path / "metrics.jsonl").read_text()
     line = json.loads(text, parse_constant=refuse)
-    assert (line["a"], line["b"]) == ("NaN", "-Infinity")
+    assert (line["a"], line["a_text"]) == (None, "NaN")
+    assert (line["b"], line["b_text"]) == (None, "-Infinity")
 
 
 def test_a_tracker_that_cannot_start_closes_the_earlier_ones(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ For example:
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from regauge.config import Settings
 from regauge.registry.pipelines.gate_check import (
     GATE,
     check_metrics,
-    dump_metrics,
     read_serving_table,
 )
 from regauge.registry.pipelines.serving_model import find_serving
@@ -89,7 +89,7 @@ def run(settings: GateSettings) -> dict[str, Any]:
         "passed": not failures,
         "serving_version": version,
         "evaluation": settings.gate.evaluation,
-        "metrics": dump_metrics(metrics),
+        "metrics": [asdict(metric) for metric in metrics],
     }
     config.save(folder / GATE, record)
     if failures:

@@ -8,7 +8,6 @@ verb. This module knows neither verbs nor choices; callers pass the root.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import tomllib
@@ -455,7 +454,7 @@ def check_format(document: object, path: Path | str, remedy: str) -> None:
 
 def save(path: Path, document: Tables) -> None:
     """Write a JSON document with its format version, atomically."""
-    text = json.dumps({"format": FORMAT, **document}, indent=2, sort_keys=True, default=str)
+    text = files.format_json({"format": FORMAT, **document}, indent=2, sort_keys=True, default=str)
     files.write_atomic(path, text + "\n")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import getpass
-import json
 import os
 import platform
 import re
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from regauge import config
 from regauge.registry.storage import FileHash
 from regauge.system.errors import DataError, SettingsError
+from regauge.system.files import format_json
 from regauge.system.json_files import DocumentShape, check_shape, parse_object, seal
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def entry_key(name: str, stage: str, number: int) -> str:
 def format_document(document: dict[str, Any]) -> bytes:
     """Return a document's content with format and checksum."""
     sealed = seal({"format": config.FORMAT, **document})
-    return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
+    return (format_json(sealed, indent=1, sort_keys=True) + "\n").encode()
 
 
 def parse_document(

@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 
 class StepMetrics(jsonl.StepLine):
-    """A line of `metrics.jsonl`; the other values are numbers, or `NaN` and infinities as text."""
+    """A line of `metrics.jsonl`; the other values are numbers."""
 
     seconds: float | None = None
     """Seconds since the attempt started."""

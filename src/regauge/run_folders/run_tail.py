@@ -135,7 +135,7 @@ class RunTail:
         return value
 
     def find_value(self, metric: str) -> float | str | None:
-        """Return a metric's last value; NaN and infinities are texts."""
+        """Return a metric's last value."""
         values = (line[metric] for line in reversed(self.metrics) if metric in line)
         value: float | str | None = next(values, None)
         return value

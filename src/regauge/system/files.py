@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -30,6 +31,9 @@ from regauge.system.errors import DataError, SettingsError, TransientError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+TEXT = "_text"
+"""Suffix of the key that names a number which JSON lacks."""
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
 TEMPORARY = ".tmp"
 """Suffix of a file being written; the name begins with a dot."""
 LOCK = ".lock"
@@ -66,7 +70,46 @@ def find_cache_folder() -> Path:
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document with sorted keys, atomically."""
-    write_atomic(path, json.dumps(document, indent=1, sort_keys=True))
+    write_atomic(path, format_json(document, indent=1, sort_keys=True))
+
+
+def format_json(document: Any, **options: Any) -> str:
+    """Return a document as JSON, with options as for `json.dumps`.
+
+    JSON lacks NaN and infinities. Such a number becomes null, and in an object the key with the
+    suffix `_text` has its name: `{"loss": null, "loss_text": "NaN"}`.
+    """
+    try:
+        return json.dumps(document, allow_nan=False, **options)
+    except ValueError:
+        plain = json.loads(json.dumps(document, **options))
+        return json.dumps(_name_non_finite(plain), allow_nan=False, **options)
+
+
+def _name_non_finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_name_non_finite(item) for item in value]
+    if isinstance(value, dict):
+        names = {f"{key}{TEXT}": json.dumps(item) for key, item in value.items() if _is_odd(item)}
+        return {key: _name_non_finite(item) for key, item in value.items()} | names
+    return None if _is_odd(value) else value
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def restore_non_finite(value: Any) -> Any:
+    """Return a JSON document with the NaN and infinities that `format_json` has named."""
+    if isinstance(value, list):
+        return [restore_non_finite(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    texts = {key: value.get(f"{key}{TEXT}") for key, item in value.items() if item is None}
+    numbers = {key: float(text) for key, text in texts.items() if text in NON_FINITE}
+    names = {f"{key}{TEXT}" for key in numbers}
+    rest = {key: restore_non_finite(item) for key, item in value.items() if key not in names}
+    return rest | numbers
 
 
 def read_content(path: Path, remedy: str, last_bytes: int | None = None) -> bytes | None:

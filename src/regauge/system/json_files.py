@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from regauge.system.errors import DataError
 from regauge.system.expectations import describe_expectation, format_value
-from regauge.system.files import read_content, write_json
+from regauge.system.files import format_json, read_content, restore_non_finite, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,18 +122,19 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
         raise ValueError(f"it contains {json.dumps(document)[:20]}, not an object")  # noqa: TRY004
     if CHECKSUM in document and document.pop(CHECKSUM) != hash_document(document):
         raise ValueError(f"its {CHECKSUM} differs, so it has changed since it was written")
-    return document
+    restored: dict[str, Any] = restore_non_finite(document)
+    return restored
 
 
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with a checksum for readers to compare."""
-    stored: dict[str, Any] = json.loads(json.dumps(document))  # as it will be read
+    stored: dict[str, Any] = json.loads(format_json(document))  # as it will be read
     return {**stored, CHECKSUM: hash_document(stored)}
 
 
 def format_compact(document: Mapping[str, Any]) -> str:
     """Return a document as indented text, with each list of numbers in one line."""
-    text = json.dumps(document, indent=1) + "\n"
+    text = format_json(document, indent=1) + "\n"
     return _NUMBER_LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", text)
 
 

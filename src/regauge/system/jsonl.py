@@ -6,15 +6,13 @@ line is unreadable. Readers skip damaged lines, and log their number.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from regauge.system.errors import DataError
-from regauge.system.files import open_in_place, read_content
+from regauge.system.files import format_json, open_in_place, read_content
 from regauge.system.json_files import DocumentShape, find_mismatch, parse_object
 from regauge.system.line_tail import LineTail
 from regauge.system.log import logger
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 REMEDY = "move it away"
 RECENT_BYTES = 1 << 16
 """Bytes that `read_recent_lines` reads at the end of a file: about a hundred lines."""
-NON_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
-"""Numbers that JSON lacks, as text."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A count, such as steps, that fits a double exactly."""
 
@@ -41,22 +37,9 @@ class StepLine(DocumentShape):
 
 
 def parse_number(value: object) -> float | None:
-    """Return a number, or NaN or an infinity that is stored as text; None for other values."""
-    if isinstance(value, bool):
-        return None
-    is_number = isinstance(value, int | float) or (isinstance(value, str) and value in NON_FINITE)
+    """Return a number; None for other values."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number else None  # type: ignore[arg-type]
-
-
-def replace_non_finite(value: Any, nan: str | None = "NaN") -> Any:
-    """Return a JSON value in which infinities are texts, and each NaN is `nan`."""
-    if isinstance(value, dict):
-        return {str(key): replace_non_finite(item, nan) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_non_finite(item, nan) for item in value]
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return nan if math.isnan(value) else str(value).replace("inf", "Infinity")
 
 
 def open_for_append(path: Path) -> FileIO:
@@ -75,8 +58,8 @@ def open_for_append(path: Path) -> FileIO:
 
 
 def write_line(file: FileIO, document: Mapping[str, Any]) -> None:
-    """Write one document as a line; raises ValueError for NaN and infinity."""
-    data = (json.dumps(document, allow_nan=False, default=str) + "\n").encode()
+    """Write one document as a line."""
+    data = (format_json(document, default=str) + "\n").encode()
     while data:
         data = data[file.write(data) or 0 :]
 

@@ -6,7 +6,6 @@ Log lines go to standard error, so that standard output contains only the answer
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import sys
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+from regauge.system.files import format_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +121,7 @@ _embedding = _Embedding()
 
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document to standard output."""
-    print_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
+    print_text(format_json(document, indent=2, sort_keys=True, default=str) + "\n")
     stdout.has_document = True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -189,9 +188,8 @@ def _compute(metric: CustomMetric, arrays: dict[str, np.ndarray]) -> dict[str, f
     name = metric.path.rpartition(":")[2]
     values = dict(result) if isinstance(result, Mapping) else {name: result}
     try:
-        numbers = {str(key): float(value) for key, value in values.items()}
+        return {str(key): float(value) for key, value in values.items()}
     except (TypeError, ValueError):
         kinds = ", ".join(sorted({type(value).__name__ for value in values.values()}))
         problem = f"'{metric.path}' returned {kinds}"
         raise DataError(problem, "return a number, or a dictionary of numbers by name") from None
-    return {key: value if math.isfinite(value) else math.nan for key, value in numbers.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from regauge.evaluation.report import benchmarks, drawing
 from regauge.evaluation.report.comparison_section import LIMIT_NOTE
 from regauge.run_folders import formatting
 from regauge.system.errors import SettingsError
-from regauge.system.files import write_atomic
+from regauge.system.files import format_json, write_atomic
 
 if TYPE_CHECKING:
     from regauge.evaluation.report.charts import Chart
@@ -96,7 +95,7 @@ def render_json(report: Report) -> str:
         document["comparison_sections"] = report.comparison.sections
         document["cost_rows"] = report.comparison.cost_rows
         document["cost_sentences"] = report.comparison.cost_sentences
-    return json.dumps(document, indent=2, default=_to_jsonable) + "\n"
+    return format_json(document, indent=2, default=_to_jsonable) + "\n"
 
 
 def _to_jsonable(value: Any) -> Any:

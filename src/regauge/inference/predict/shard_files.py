@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pyarrow as pa
 
 from regauge.data.values import to_cell
 from regauge.inference.export.postprocess import build_table, write_parquet
-from regauge.system.jsonl import replace_non_finite
+from regauge.system.files import format_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,13 +57,13 @@ class ShardColumns:
     def write_jsonl(self, file: IO[bytes]) -> None:
         """Write one JSON object per record; nested values stay nested.
 
-        JSON lacks NaN and infinite numbers: they become null and texts.
+        NaN and infinite numbers become null, and the key with `_text` names them.
         """
         columns = {name: self._list_kept(name) for name in self._kept}
         columns |= {name: _list_cells(values) for name, values in self._outputs.items()}
         for row in zip(*columns.values(), strict=True):
-            document = replace_non_finite(dict(zip(columns, row, strict=True)), nan=None)
-            text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+            document = dict(zip(columns, row, strict=True))
+            text = format_json(document, ensure_ascii=False)
             file.write(f"{text}\n".encode())
 
     def write_csv(self, file: IO[bytes]) -> None:
@@ -81,7 +80,7 @@ class ShardColumns:
                 if isinstance(values, np.ndarray)
                 else pa.types.is_nested(values.type)
             )
-            cells = [json.dumps(replace_non_finite(cell, nan=None)) for cell in _list_cells(values)]
+            cells = [format_json(cell) for cell in _list_cells(values)]
             outputs[name] = pa.array(cells, pa.string()) if is_nested else values
         write_csv(build_table(outputs, self._kept, self._kinds), file)
 

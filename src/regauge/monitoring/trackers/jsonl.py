@@ -3,7 +3,7 @@
 `metrics.jsonl` is append-only. Each line is `{"attempt", "step", "seconds", …values}`; `seconds`
 counts from the start of the attempt. A finished run adds a line with a `summary` instead of values.
 If several attempts contain a step, the last attempt is valid. JSON does not have NaN: such a value
-is the text "NaN", "Infinity" or "-Infinity".
+is null, and the key with `_text` names it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Jsonl(Tracker):
         if self._file:
             seconds = round(time.monotonic() - self._start_seconds, 3)
             line = {"attempt": self._attempt, "step": step, "seconds": seconds}
-            jsonl.write_line(self._file, line | jsonl.replace_non_finite(values))
+            jsonl.write_line(self._file, line | dict(values))
 
     def finish(self, summary: Mapping[str, object]) -> None:
         self.log(self._step, {"summary": dict(summary)})

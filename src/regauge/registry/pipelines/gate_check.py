@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from math import hypot, isfinite, sqrt
+from dataclasses import dataclass
+from math import hypot, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,17 +124,6 @@ def read_evaluation(folder: str) -> dict[str, Any]:
     if document is None:
         raise SettingsError(f"{path} is missing", "name the output folder of 'regauge evaluate'")
     return document
-
-
-def dump_metrics(metrics: list[GatedMetric]) -> list[dict[str, Any]]:
-    """Return metrics as table rows; infinite values and NaN become text."""
-    return [
-        {
-            key: str(value) if isinstance(value, float) and not isfinite(value) else value
-            for key, value in asdict(metric).items()
-        }
-        for metric in metrics
-    ]
 
 
 def _apply_band(

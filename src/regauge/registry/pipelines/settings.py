@@ -40,7 +40,7 @@ class MetricBand(Settings):
     """Largest loss as a share of the serving model's value."""
     sigmas: float | None = Field(default=None, gt=0)
     """Certainty in standard errors, for means from 0 to 1: the loss must be within the limit even
-    at this lower bound of the difference. Without a limit, the new model must be better."""
+    at the lower bound. Without a limit, the new model must be better."""
     direction: Direction | None = None
     """Whether a low (`min`) or a high (`max`) value is better; default: as the task declares."""
     min_value: float | None = None

@@ -438,6 +438,29 @@ def test_a_web_page_needs_permission(
         assert (shown in {origin, "*"}) == is_allowed
 
 
+def test_requests_are_logged_with_the_id_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    """An id that could break a log line is replaced; without the setting nothing is logged."""
+    caplog.set_level("INFO", logger="regauge")
+
+    async def send(path: str, request_id: str, *, is_logged: bool = True) -> str:
+        http = HttpSettings(access_log=is_logged)
+        with ThreadPoolExecutor(1) as executor:
+            serve = Serve(artifacts={"model": "x"}, http=http)
+            transport = httpx.ASGITransport(ServingRuntime(serve, ApiKeys([]), executor).app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                answer = await client.get(path, headers={"X-Request-Id": request_id})
+        return answer.headers["X-Request-Id"]
+
+    assert asyncio.run(send("/v1/models", "first")) == "first"
+    assert re.fullmatch("[0-9a-f]{32}", asyncio.run(send("/v1/models/a%0Ab", "two words")))
+    assert asyncio.run(send("/missing", "third")) == "third"
+    asyncio.run(send("/v1/models", "fourth", is_logged=False))
+    lines = [record.getMessage() for record in caplog.records if record.name == "regauge"]
+    assert re.fullmatch(r"127.0.0.1 GET '/v1/models' 200 [\d.]+ ms first", lines[0])
+    assert re.fullmatch(r"127.0.0.1 GET '/v1/models/a\\nb' 404 [\d.]+ ms [0-9a-f]{32}", lines[1])
+    assert lines[2:] == ["127.0.0.1 GET '/missing' 404 0.0 ms third"]
+
+
 def test_the_server_listens_on_the_loopback_by_default(server: ServerProcess) -> None:
     assert Serve(artifacts={"model": "x"}).host == "127.0.0.1"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,21 @@ def test_a_line_number_is_not_an_emoji(tmp_path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         log.Terminal(file=file).print("error in init.py:100: [bold]", markup=False)
     assert path.read_text(encoding="utf-8") == "error in init.py:100: [bold]\n"
+
+
+def test_log_lines_begin_with_time_and_level(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.configure()
+    log.show_times()
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+    with monkeypatch.context() as patch:
+        patch.setattr(log.stderr, "_file", None)
+        log.logger.info("a line")
+        log.logger.error("a problem")
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(f"{time} INFO a line", first)
+    assert re.fullmatch(f"{time} ERROR a problem", second)
+    log.configure()
+    log.logger.error("a problem")
+    assert capsys.readouterr().err == "error: a problem\n"

@@ -10,6 +10,7 @@ import asyncio
 import math
 import re
 import time
+import uuid
 import zlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     """Returns a protocol's status and document for a failure."""
 
 TIMEOUT_HEADER, PRIORITY_HEADER = "regauge-timeout-ms", "regauge-priority"
+ID_HEADER = "X-Request-Id"
+REQUEST_ID = re.compile(r"[!-~]{1,128}")
 TRUNCATED_HEADER = "regauge-truncated-records"
 """Answer header with the number of truncated records."""
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
@@ -285,15 +288,36 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
         except ClientDisconnect:
             raise
         except Exception:  # noqa: BLE001 - one request fails, and the server continues
-            logger.exception("%s %s failed", spec.method, spec.path)
+            logger.exception("%s %s failed (%s)", spec.method, spec.path, read_request_id(request))
             failure = RequestError("internal server error; see the server log")
             response = build_error_response(failure, format_error)
             status = response.status_code
         finally:
-            context.metrics.count_request(spec.path, status, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            context.metrics.count_request(spec.path, status, seconds)
+            log_request(context, request, status, seconds)
+        response.headers[ID_HEADER] = read_request_id(request)
         return response
 
     return Route(spec.path, endpoint, methods=[spec.method], name=spec.path)
+
+
+def read_request_id(request: Request) -> str:
+    """Return the client's id for a request, or a random one."""
+    if not hasattr(request.state, "request_id"):
+        given = request.headers.get(ID_HEADER, "")
+        request.state.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    request_id: str = request.state.request_id
+    return request_id
+
+
+def log_request(context: ServerContext, request: Request, status: int, seconds: float) -> None:
+    """Log a request until the start of its answer, if the settings ask for it."""
+    if context.settings.http.access_log:
+        client = request.client.host if request.client else "-"
+        path, request_id = request.scope["path"], read_request_id(request)
+        message = "%s %s %r %d %.1f ms %s"
+        logger.info(message, client, request.method, path, status, 1e3 * seconds, request_id)
 
 
 async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request) -> Response:

@@ -10,11 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from regauge.serving.http_protocol import (
+    ID_HEADER,
     MODEL_KEY,
     TRUNCATED_HEADER,
     ServerContext,
     build_error_response,
     build_route,
+    log_request,
+    read_request_id,
 )
 from regauge.serving.model_set import ModelSet
 from regauge.serving.openapi import DOCUMENT_ROUTES, PROTOCOLS, choose_format
@@ -94,7 +97,7 @@ def _build_app(context: ServerContext, service: SearchService | None) -> Starlet
     app = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
     app.router.redirect_slashes = False
     if origins := context.settings.http.allowed_origins:
-        names, methods = [TRUNCATED_HEADER, "Retry-After"], ["GET", "POST"]
+        names, methods = [TRUNCATED_HEADER, ID_HEADER, "Retry-After"], ["GET", "POST"]
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
@@ -133,8 +136,9 @@ def _build_refusal(context: ServerContext, routes: Sequence[Route]) -> Callable[
             methods = {method for route in matching for method in route.methods or ()}
             headers["Allow"] = ", ".join(sorted(methods))
         context.metrics.count_unknown_route(failure.status)
+        log_request(context, request, failure.status, 0.0)
         response = build_error_response(failure, choose_format(path))
-        response.headers.update(headers)
+        response.headers.update({**headers, ID_HEADER: read_request_id(request)})
         return response
 
     return refuse

@@ -14,7 +14,7 @@ import uvloop
 from regauge.serving.api_keys import ApiKeys
 from regauge.serving.http_server import HttpServer
 from regauge.serving.runtime import TOKENIZER_THREADS, ServingRuntime
-from regauge.system import stop_signals
+from regauge.system import log, stop_signals
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
 from regauge.system.timing import POLL_SECONDS
@@ -46,6 +46,8 @@ async def _serve(
     settings: Serve, listener: socket.socket, executor: ThreadPoolExecutor
 ) -> dict[str, Any]:
     stop_signals.watch_signals()
+    if settings.http.access_log:
+        log.show_times()
     start = time.monotonic()
     keys = ApiKeys.read(settings.http.api_keys_file)
     keys.warn_if_open(settings.host)

@@ -23,6 +23,8 @@ class HttpSettings(Settings):
     api_keys_file: str | None = None
     """File with one API key per line. Requests must then send `Authorization: Bearer KEY` with one
     of them. Without a file, the variable `REGAUGE_API_KEYS` may hold keys between commas."""
+    access_log: bool = False
+    """Whether to log each request, and begin each log line with time and level."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may send requests, such as `https://app.example.com`; `*` allows
     all. By default a server on a loopback address also refuses requests to other host names."""

@@ -5,6 +5,7 @@ Log lines go to standard error, so that standard output contains only the answer
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import logging
 import os
@@ -54,9 +55,15 @@ PROGRESS_INTERVAL_SECONDS = 10.0
 class _LineHandler(logging.Handler):
     """Prints a log record as one line; warnings and errors begin with their level."""
 
+    shows_times = False
+    """Whether every line begins with time and level."""
+
     def emit(self, record: logging.LogRecord) -> None:
         style = {"WARNING": "yellow", "ERROR": "red"}.get(record.levelname, "")
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        if self.shows_times:
+            time = dt.datetime.fromtimestamp(record.created, dt.UTC)
+            prefix = f"{time.isoformat(timespec='milliseconds')} {record.levelname} "
         stderr.print(prefix + record.getMessage(), style=style, markup=False)
 
 
@@ -69,6 +76,13 @@ def configure(*, quiet: bool = False) -> None:
     logger.handlers[:] = [_LineHandler()]
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     logger.propagate = False
+
+
+def show_times() -> None:
+    """Begin each log line on standard error with time and level."""
+    for handler in logger.handlers:
+        if isinstance(handler, _LineHandler):
+            handler.shows_times = True
 
 
 def is_interactive() -> bool:

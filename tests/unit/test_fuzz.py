@@ -133,7 +133,7 @@ def check_message(error: RegaugeError) -> None:
     assert str(error).isprintable()
 
 
-@pytest.mark.parametrize("examples", choose_counts(80, 1500))
+@pytest.mark.parametrize("examples", choose_counts(250, 6000))
 def test_each_record_is_prepared_or_counted(tmp_path: Path, examples: int) -> None:
     numbers = itertools.count()
     prepared = []
@@ -218,7 +218,7 @@ RUN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("examples", choose_counts(20, 300))
+@pytest.mark.parametrize("examples", choose_counts(50, 1500))
 def test_each_setting_is_used_or_refused(tmp_path: Path, examples: int) -> None:
     write_corpus(tmp_path / "corpus.jsonl", 40)
     prepare_dataset(tmp_path, "data")

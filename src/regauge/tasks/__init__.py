@@ -189,7 +189,7 @@ class Task(Choice):
         """Build some of a run's batches, or all if it is short, and count their tokens.
 
         `manifest` belongs to `data`. `total_steps` maps an epoch's steps to the run's, by default
-        one epoch.
+        one epoch. Only a part of a very large batch is built.
         """
         from regauge.data import mixture
         from regauge.data.loader import build_loader
@@ -197,7 +197,8 @@ class Task(Choice):
         order = mixture.build_row_order(data, manifest, form.rows, seed)
         per_epoch = order.steps_per_epoch
         num_steps = total_steps(per_epoch) if total_steps else per_epoch
-        max_sampled = max(min(MAX_SAMPLED_STEPS, MAX_SAMPLED_ROWS // form.rows), 1)
+        rows = min(form.rows, MAX_SAMPLED_ROWS)
+        max_sampled = min(MAX_SAMPLED_STEPS, MAX_SAMPLED_ROWS // rows)
         sampled = range(0, num_steps, -(-num_steps // max_sampled))
         is_even = form.rows // form.microbatch_rows % form.processes == 0
         size = 1 if is_even else form.processes
@@ -208,7 +209,7 @@ class Task(Choice):
                 dataset,
                 "train",
                 world=World(rank, size),
-                rows=form.microbatch_rows,
+                rows=min(form.microbatch_rows, rows),
                 bucket_lengths=lengths,
                 seed=seed,
             )
@@ -218,12 +219,12 @@ class Task(Choice):
             for loader in loaders:
                 loader.pack_texts()
         counts = [
-            loader.count_tokens(order.batch(step), epoch=order.epoch(step), step=step)
+            loader.count_tokens(order.batch(step)[:rows], epoch=order.epoch(step), step=step)
             for step in sampled
             for loader in loaders
         ]
         real, computed = map(sum, zip(*counts, strict=True))
-        return TokenCounts(len(sampled) * form.rows, real, computed)
+        return TokenCounts(len(sampled) * rows, real, computed)
 
     def slots_per_row(self) -> int:
         """Return how many texts per row are placed in microbatches independently."""

@@ -20,11 +20,14 @@ import pytest
 from regauge.inference.export.buckets import Buckets
 from regauge.inference.export.manifest import Bucket
 from regauge.inference.export.records import TextRecords
+from regauge.models.settings import Generation
 from regauge.serving import dispatcher as dispatcher_module
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import ComputedRequest, Dispatcher, RequestOptions
 from regauge.serving.scheduler import Priority, ScheduledBatch, Scheduler
-from regauge.serving.text_generation import text_client
+from regauge.serving.text_generation import text_queue
+from regauge.serving.text_generation.settings import TextServing
+from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
 from regauge.serving.wire import Message
 from regauge.serving.workers.batch_worker import WorkerLostError
 
@@ -149,6 +152,75 @@ class SimulatedWorker:
         self.pool.replace(self)
 
 
+class SimulatedTextWorker:
+    """A worker that generates a token of each answer per step; a step takes longer if it is full.
+
+    An answer ends after as many tokens as its prompt says, or at its maximum.
+    """
+
+    has_ended = False
+
+    def __init__(self, places: int, step_seconds: float, *, has_streams: bool = True) -> None:
+        self.limits = EngineLimits(None, 1 << 31, places, has_streams=has_streams)
+        self.step_seconds = step_seconds
+        """Time of a step in which all places are taken."""
+        self.num_tokens = 0
+        self._streams: dict[str, text_queue.TokenStream] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._streams)
+
+    def send(self, stream: text_queue.TokenStream) -> None:
+        self._streams[stream.request.request_id] = stream
+        self._start()
+
+    def forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+
+    def _start(self) -> None:
+        if self._timer is None and self._streams:
+            share = 0.5 + 0.5 * self.num_requests / self.limits.max_running
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.step_seconds * share, self._step)
+
+    def _step(self) -> None:
+        self._timer = None
+        for name, stream in list(self._streams.items()):
+            self.num_tokens += 1
+            length = min(int(stream.request.prompt[0]), stream.request.max_new_tokens)
+            is_last = stream.num_tokens + 1 == length
+            if is_last:
+                del self._streams[name]
+            stream.put(TokenEvent(name, 7, "length" if is_last else None))
+        self._start()
+
+
+class TextSimulation:
+    """The real queue of texts with simulated workers."""
+
+    def __init__(self, *, places: int = 16, step_seconds: float = 0.05, **times: Any) -> None:
+        self.worker = SimulatedTextWorker(places, step_seconds)
+        pool: Any = SimpleNamespace(ready=[self.worker])
+        self.settings = TextServing(**times)
+        self.queue = text_queue.TextQueue(pool, self.settings)
+
+    async def send(self, tokens: int, client: Hashable = "client", **options: Any) -> float:
+        """Return the seconds to the first token of an answer, after the whole answer."""
+        loop = asyncio.get_running_loop()
+        start, first = loop.time(), 0.0
+        generation = Generation(max_new_tokens=options.pop("max_new_tokens", tokens))
+        prompt = np.array([tokens], np.int32)
+        stream = self.queue.add(prompt, generation, client=client, **options)
+        try:
+            while await stream.read():
+                first = first or loop.time() - start
+        finally:
+            stream.close()
+        return first
+
+
 @dataclass
 class SimulatedPool:
     """Workers that are replaced after some seconds."""
@@ -241,7 +313,7 @@ def run_simulated(work: Coroutine[Any, Any, T]) -> T:
         asyncio.Runner(loop_factory=SimulatedLoop) as runner,
     ):
         loop = runner.get_loop()
-        for module in (dispatcher_module, text_client):
+        for module in (dispatcher_module, text_queue):
             patch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
         return runner.run(work)
 

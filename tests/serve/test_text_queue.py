@@ -7,23 +7,29 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from regauge.serving.request_errors import DeadlineError
+from regauge.models.settings import Generation
+from regauge.serving.request_errors import DeadlineError, OverloadedError
 from regauge.serving.text_generation.settings import TextServing
-from regauge.serving.text_generation.text_client import TokenStream
+from regauge.serving.text_generation.text_queue import TextQueue, TokenStream
 from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
-from serve.simulation import simulate
+from serve.simulation import TextSimulation, simulate
 
 TIMES = TextServing(first_token_seconds=40.0, token_seconds=5.0)
 
 
 def open_stream(timeout_seconds: float = math.inf, *, has_streams: bool = True) -> TokenStream:
-    """Return the stream of a worker without a process."""
+    """Return the stream of a worker that generates nothing by itself."""
     limits = EngineLimits(None, 100, 8, has_streams=has_streams)
-    worker: Any = SimpleNamespace(limits=limits, forget=lambda _: None)
-    deadline = asyncio.get_running_loop().time() + timeout_seconds
-    return TokenStream(worker, "0", TIMES, deadline)
+    worker = SimpleNamespace(
+        limits=limits, has_ended=False, num_requests=0, step_seconds=1.0,
+        send=lambda _: None, forget=lambda _: None,
+    )  # fmt: skip
+    pool: Any = SimpleNamespace(ready=[worker])
+    prompt = np.array([1], np.int32)
+    return TextQueue(pool, TIMES).add(prompt, Generation(), timeout_seconds=timeout_seconds)
 
 
 async def put_tokens(stream: TokenStream, pauses: list[float]) -> None:
@@ -83,3 +89,88 @@ async def test_an_engine_that_reports_whole_answers_has_no_limits_for_tokens() -
     writer = asyncio.create_task(put_tokens(stream, [1000.0]))
     assert len(await stream.read()) == 1
     await writer
+
+
+async def send_all(
+    simulation: TextSimulation, count: int, tokens: int, client: str = "client", **options: Any
+) -> tuple[list[float], list[OverloadedError]]:
+    """Return the times to the first token of the accepted requests, and the refusals."""
+    sends = [simulation.send(tokens, client, **options) for _ in range(count)]
+    results: list[Any] = await asyncio.gather(*sends, return_exceptions=True)
+    refusals = [item for item in results if isinstance(item, OverloadedError)]
+    accepted = [item for item in results if isinstance(item, float)]
+    assert len(accepted) + len(refusals) == count, results
+    return accepted, refusals
+
+
+@pytest.mark.parametrize("tokens", [20, 100, 400])
+@pytest.mark.parametrize("ratio", [1, 4])
+@simulate
+async def test_of_a_burst_as_many_are_accepted_as_start_in_time(tokens: int, ratio: int) -> None:
+    """With `ratio`, answers are shorter than their requests allow."""
+    simulation = TextSimulation(first_token_seconds=10.0, max_queued_requests=1000)
+    accepted, refusals = await send_all(simulation, 500, tokens // ratio, max_new_tokens=tokens)
+    assert max(accepted) <= 10.0
+    assert refusals
+    assert all(1 <= (error.retry_after or 0) <= 60 for error in refusals)
+    again, _ = await send_all(simulation, 500, tokens // ratio, max_new_tokens=tokens)
+    assert max(again) <= 10.0
+    assert len(again) >= len(accepted)
+    # One client may fill half of the time, with a margin; 14 of 16 places are for it.
+    assert len(again) >= 14 + 14 * int(0.35 * 10.0 / (0.05 * tokens / ratio))
+
+
+@simulate
+async def test_a_client_is_answered_at_once_beside_the_burst_of_another() -> None:
+    simulation = TextSimulation(first_token_seconds=30.0)
+    burst = asyncio.create_task(send_all(simulation, 300, 100, "heavy"))
+    await asyncio.sleep(0.1)
+    assert simulation.queue.num_waiting > 20
+    assert await simulation.send(1, "light") <= 2 * 0.05
+    beside = [simulation.send(20, f"light {number}") for number in range(8)]
+    assert max(await asyncio.gather(*beside)) <= 6.0
+    accepted, _ = await burst
+    assert max(accepted) <= 30.0
+
+
+@simulate
+async def test_clients_share_the_places_equally_and_none_is_late() -> None:
+    simulation = TextSimulation(first_token_seconds=20.0, max_queued_requests=1000)
+    loop = asyncio.get_running_loop()
+    start, starts = loop.time(), dict[str, list[float]]()
+
+    async def run(client: str, count: int) -> None:
+        while loop.time() < start + 120:
+            accepted, _ = await send_all(simulation, count, 30, client)
+            starts.setdefault(client, []).extend(accepted)
+            await asyncio.sleep(0.5)
+
+    await asyncio.gather(run("one", 200), run("two", 20), run("three", 20))
+    assert max(max(seconds) for seconds in starts.values()) <= 20.0
+    counts = [len(seconds) for seconds in starts.values()]
+    assert min(counts) > 0.5 * max(counts)
+
+
+@simulate
+async def test_a_deadline_that_the_queue_exceeds_is_refused_at_once() -> None:
+    simulation = TextSimulation()
+    burst = asyncio.create_task(send_all(simulation, 40, 100))
+    await asyncio.sleep(0.1)
+    with pytest.raises(OverloadedError):
+        await simulation.send(10, timeout_seconds=1.0)
+    assert await simulation.send(10, "other", timeout_seconds=2.0) <= 0.1
+    await burst
+
+
+@simulate
+async def test_a_client_that_leaves_the_queue_frees_its_place() -> None:
+    simulation = TextSimulation(places=1)
+    first = asyncio.create_task(simulation.send(100))
+    waiting = asyncio.create_task(simulation.send(100))
+    await asyncio.sleep(1)
+    assert (simulation.queue.num_waiting, simulation.worker.num_requests) == (1, 1)
+    waiting.cancel()
+    first.cancel()
+    await asyncio.sleep(0.1)
+    assert (simulation.queue.num_waiting, simulation.worker.num_requests) == (0, 0)
+    assert await simulation.send(2) <= 0.1

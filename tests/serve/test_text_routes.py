@@ -24,9 +24,9 @@ from regauge.serving.text_generation.settings import TextServing
 from serve import reference
 from serve.servers import wait_for
 from serve.text_server import MODEL_NAME, OneModel, serve
-from serve.writers import write_model
+from serve.writers import MAX_TOKENS, write_model
 
-SERVING = TextServing(engine="transformers", max_running_requests=8, max_queued_requests=16)
+SERVING = TextServing(engine="transformers", max_running_requests=8, max_queued_requests=24)
 MESSAGES: list[Any] = [
     {"role": "system", "content": "Short"},
     {"role": "user", "content": "Colors"},
@@ -107,6 +107,18 @@ def test_completions_equal_those_of_generate(
     ]
     assert "".join(parts) == expected
     assert len(parts) > 3
+
+
+@pytest.mark.parametrize("text", ["The sea", "x" * 60])
+def test_an_answer_without_a_limit_fills_the_room(
+    client: openai.OpenAI, continue_text: Callable[..., str], text: str
+) -> None:
+    expected = continue_text(text, max_new_tokens=MAX_TOKENS - len(text))
+    answer = client.completions.create(model=MODEL_NAME, prompt=text)
+    assert answer.choices[0].text == expected
+    assert answer.usage is not None
+    is_full = answer.usage.total_tokens == MAX_TOKENS
+    assert answer.choices[0].finish_reason == ("length" if is_full else "stop")
 
 
 def test_chats_equal_those_of_generate(client: openai.OpenAI, model: Any) -> None:
@@ -350,7 +362,9 @@ def test_neutral_fields_are_accepted(client: openai.OpenAI) -> None:
 
 
 def test_a_late_answer_is_refused(post: Callable[..., httpx.Response]) -> None:
-    body = {"prompt": "a", "max_tokens": 120, "n": 24, "temperature": 1.5}
+    body = {"prompt": "a", "max_tokens": 120, "n": 4, "temperature": 1.5}
+    waiting = post("completions", {**body, "n": 24}, **{"Regauge-Timeout-Ms": "1"})
+    assert waiting.status_code == 429
     response = post("completions", body, **{"Regauge-Timeout-Ms": "1"})
     assert response.status_code == 504
     assert response.json()["error"]["type"] == "server_error"
@@ -364,7 +378,8 @@ def test_a_late_answer_is_refused(post: Callable[..., httpx.Response]) -> None:
 def test_more_requests_than_the_queue_holds_are_refused(
     post: Callable[..., httpx.Response], server: tuple[str, OneModel]
 ) -> None:
-    room = SERVING.max_running_requests + SERVING.max_queued_requests
+    places = SERVING.max_running_requests - 1  # one is kept for another client
+    room = places + SERVING.max_queued_requests
     body = {"prompt": "a", "max_tokens": 2, "n": room + 1}
     response = post("completions", body)
     assert response.status_code == 429

@@ -375,13 +375,13 @@ def build_output_response(context: ServerContext, document: Any, outputs: Output
 
 
 def _authenticate(context: ServerContext, request: Request, *, is_open: bool) -> Any:
-    address = request.client
+    """Return the client: an API key, or an address on a server without keys."""
     if not context.api_keys.is_required:
-        return address
+        return request.client and request.client.host
     client = context.api_keys.find_client(request.headers.get("authorization"))
     if client is None and not is_open:
         raise UnauthorizedError("a valid API key is required")
-    return client, address
+    return client
 
 
 @asynccontextmanager

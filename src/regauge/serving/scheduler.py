@@ -169,8 +169,8 @@ class ScheduledBatch(NamedTuple):
 
 
 @dataclass
-class _PriorityQueue:
-    """Records of one priority, in service order."""
+class FairQueue:
+    """Records of one priority, in service order: clients share the processors equally."""
 
     slice_ms: float
     """A request's records up to this cost are served at once, instead of taking turns with those of
@@ -242,9 +242,9 @@ class Scheduler:
     def __init__(self, planner: BatchPlanner, max_wait_seconds: float) -> None:
         self._planner = planner
         self._max_wait_seconds = max_wait_seconds
-        self._queues: dict[Priority, _PriorityQueue] = {
-            "interactive": _PriorityQueue(planner.max_milliseconds),
-            "bulk": _PriorityQueue(planner.max_milliseconds),
+        self._queues: dict[Priority, FairQueue] = {
+            "interactive": FairQueue(planner.max_milliseconds),
+            "bulk": FairQueue(planner.max_milliseconds),
         }
         self._numbers = count()
         self._running_ms = 0.0

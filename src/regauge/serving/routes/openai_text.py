@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
-    from regauge.models.settings import Generation
+    from regauge.inference.export.text_stream import AnswerText
     from regauge.serving.text_generation.openai_requests import AnswerOptions
+    from regauge.serving.text_generation.text_queue import TokenStream
     from regauge.serving.text_generation.text_requests import TokenEvent
     from regauge.serving.text_generation.text_version import TextVersion
 
@@ -138,23 +139,16 @@ class AnswerStreamResponse(StreamingResponse):
 class Answer:
     """One answer to a prompt, as it is generated."""
 
-    def __init__(
-        self,
-        model: TextVersion,
-        index: int,
-        prompt: np.ndarray,
-        generation: Generation,
-        timeout_seconds: float,
-    ) -> None:
-        """Send the request to a worker; raises the errors of `TextWorker.start_answer`."""
+    def __init__(self, index: int, text: AnswerText, stream: TokenStream) -> None:
+        """Take the empty text, and the stream of tokens to decode."""
         self.index = index
         """Index in the request."""
         self.num_tokens = 0
         """How many tokens the answer has so far."""
         self.finish_reason: str | None = None
         """`stop` or `length` after the end."""
-        self._text = model.build_answer(generation)
-        self._stream = model.start_answer(prompt, generation, index, timeout_seconds)
+        self._text = text
+        self._stream = stream
 
     async def read_parts(self) -> AsyncIterator[str]:
         """Yield the text's parts; raises RequestError if the answer fails."""
@@ -241,7 +235,7 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
             model = call.context.models.use_for_text(name)
             version = await stack.enter_async_context(model)
             prompts = await call.context.run_in_thread(options.encode_prompts, version)
-            answers = _start_answers(stack, version, options, prompts, timeout)
+            answers = _start_answers(stack, version, call, prompts, timeout)
             output = formatter(version)
             num_prompt_tokens = sum(map(len, prompts))
             if options.stream:
@@ -260,16 +254,24 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
 def _start_answers(
     stack: AsyncExitStack,
     model: TextVersion,
-    options: AnswerOptions,
+    call: Call[Any],
     prompts: Sequence[np.ndarray],
     timeout_seconds: float,
 ) -> list[Answer]:
     """Start answering all prompts; the stack ends the answers."""
     answers: list[Answer] = []
+    options: AnswerOptions = call.body
     for prompt in prompts:
         generation = options.build_generation(model, prompt)
         for _ in range(options.num_answers):
-            answer = Answer(model, len(answers), prompt, generation, timeout_seconds)
+            stream = model.queue.add(
+                prompt,
+                generation,
+                len(answers),
+                client=call.client,
+                timeout_seconds=timeout_seconds,
+            )
+            answer = Answer(len(answers), model.build_answer(generation), stream)
             answers.append(answer)
             stack.callback(answer.close)
     return answers

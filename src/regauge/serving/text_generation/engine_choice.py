@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ PROBE_LENGTHS = (7, 3)
 """Token counts of the prompts whose logits are compared."""
 PROBE_TOKENS = 3
 """New tokens per prompt."""
+MEASURED_TOKENS = 8
+"""Maximum new tokens of each answer whose time is measured."""
 MIN_TOLERANCE = 1e-3
 """Maximum difference of logits, relative to the largest logit, in fp32."""
 ROUNDING_STEPS = 8
@@ -166,3 +169,16 @@ def generate_tokens(engine: TextEngine, generation: Generation, records: Records
     for row, answer in zip(tokens, answers, strict=True):
         row[: len(answer)] = answer
     return tokens
+
+
+def measure_step_seconds(engine: TextEngine) -> float:
+    """Return the time per token of each answer while all places are taken."""
+    prompt = np.arange(PROBE_LENGTHS[0], dtype=np.int32)
+    for index in range(engine.limits.max_running):
+        request = TextRequest(str(index), prompt, Generation(max_new_tokens=MEASURED_TOKENS))
+        engine.add(request)
+    start, num_tokens = time.perf_counter(), 0
+    while engine.has_work:
+        num_tokens += sum(event.token is not None for event in engine.step())
+    seconds = time.perf_counter() - start
+    return seconds * engine.limits.max_running / max(1, num_tokens)

@@ -16,11 +16,12 @@ class TextServing(Settings):
     """Library that generates. `auto` is vllm if it is installed and supports the device, else
     transformers."""
     max_running_requests: int = Field(default=32, ge=1)
-    """Maximum answers generated together."""
+    """Maximum answers generated together; an eighth is kept for other clients."""
     max_queued_requests: int = Field(default=256, ge=0)
     """Maximum waiting requests; more are refused with status 429."""
     first_token_seconds: float = Field(default=60.0, gt=0)
-    """Time limit for the first token of an answer, queueing included."""
+    """Time limit for the first token of an answer, queueing included; a request that is expected to
+    take longer is refused with status 429."""
     token_seconds: float = Field(default=30.0, gt=0)
     """Time limit for each further token. Only the header `Regauge-Timeout-Ms` limits the whole
     answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +11,8 @@ from regauge.data.conversations import ASSISTANT, ConversationError
 from regauge.data.sources import is_unicode
 from regauge.inference.export.preprocess import Preprocessor
 from regauge.serving.loaded_version import LoadedVersion
-from regauge.serving.request_errors import UnavailableError
 from regauge.serving.text_generation.text_client import TextWorker
+from regauge.serving.text_generation.text_queue import TextQueue
 from regauge.serving.text_generation.text_requests import RequestTooLongError
 from regauge.serving.workers.worker_pool import WorkerPool
 from regauge.system.errors import DataError, SettingsError
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from regauge.inference.export.text_stream import AnswerText
     from regauge.models.settings import Generation
     from regauge.serving.settings import Serve
-    from regauge.serving.text_generation.text_client import TokenStream
 
 
 class TextVersion(LoadedVersion):
@@ -39,7 +37,9 @@ class TextVersion(LoadedVersion):
         self.generation = artifact.generation_options
         """Options for requests that set none."""
         table = settings.generation.model_dump()
-        self.pool = WorkerPool(TextWorker, artifact, settings, generation=table)
+        self.pool = WorkerPool(TextWorker, artifact, settings, self._fill_workers, generation=table)
+        self.queue = TextQueue(self.pool, settings.generation)
+        """Requests that wait or are answered."""
 
     async def start(self) -> None:
         tokenization, fields = self.program.tokenization, self.program.fields
@@ -62,30 +62,18 @@ class TextVersion(LoadedVersion):
 
     @property
     def num_waiting(self) -> int:
-        return sum(worker.heartbeat["waiting"] for worker in self.pool.ready)
+        return self.queue.num_waiting
 
     def estimate_wait(self) -> float:
-        """Return 0: how long a text takes to generate is unknown."""
-        return 0.0
+        return self.queue.estimate_wait()
+
+    def _fill_workers(self) -> None:
+        self.queue.fill_workers()
 
     def is_overloaded(self, max_wait_seconds: float) -> bool:
-        """Return False: a full text queue refuses each request by itself."""
+        """Return False: the queue refuses each client by itself."""
         del max_wait_seconds
         return False
-
-    def start_answer(
-        self,
-        prompt: np.ndarray,
-        generation: Generation,
-        number: int = 0,
-        timeout_seconds: float = math.inf,
-    ) -> TokenStream:
-        """Send a request to the worker with the fewest; see `TextWorker.start_answer`."""
-        workers = [worker for worker in self.pool.ready if not worker.has_ended]
-        if not workers:
-            raise UnavailableError("no process that generates text is ready", retry_after=1)
-        worker = min(workers, key=lambda worker: worker.num_requests)
-        return worker.start_answer(prompt, generation, number, timeout_seconds)
 
     @property
     def is_chat(self) -> bool:
@@ -94,10 +82,9 @@ class TextVersion(LoadedVersion):
 
     def limit_answer(self, num_prompt_tokens: int) -> int:
         """Return the maximum tokens for an answer without a limit of its own, at least 1."""
-        count = self.generation.max_new_tokens or 1
-        if self._max_tokens is not None:
-            count = min(count, self._max_tokens - num_prompt_tokens)
-        return max(1, count)
+        if self._max_tokens is None:
+            return self.generation.max_new_tokens or 1
+        return max(1, self._max_tokens - num_prompt_tokens)
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Return the tokens of a text to continue, [tokens] int32; without a chat template.

@@ -5,8 +5,8 @@ computes. Another thread sends a heartbeat every second. It says how long the cu
 that the server can tell a hang from a long step.
 
 Messages to the worker have the `type` "add" (with `id`, `options`, `number` and the prompt array)
-or "cancel" (with `id`). Messages from it are "ready" (with `limits`), "events" (token events),
-"heartbeat" and "failed" (with `message`).
+or "cancel" (with `id`). Messages from it are "ready" (with `limits` and `step_seconds`), "events"
+(token events), "heartbeat" and "failed" (with `message`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ JOIN_SECONDS = 5.0
 class TextEngineWorker:
     """A loaded engine, the socket to the server, and the socket's threads."""
 
-    def __init__(self, engine: TextEngine, content_sha256: str) -> None:
-        """Take an engine, and the hash of the loaded artifact."""
+    def __init__(self, engine: TextEngine, content_sha256: str, step_seconds: float) -> None:
+        """Take an engine, the hash of the loaded artifact, and the time per step."""
         self.engine = engine
         """Generates the answers."""
         engine.on_progress = self._restart_step
-        self._content_sha256 = content_sha256
+        self._ready = {"content_sha256": content_sha256, "step_seconds": step_seconds}
         self._connection: socket.socket
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._send_lock = threading.Lock()
@@ -65,7 +65,11 @@ class TextEngineWorker:
         """
         from regauge.inference.export.parity_rows import check_artifact
         from regauge.inference.export.uncompiled import open_model
-        from regauge.serving.text_generation.engine_choice import generate_tokens, load_text_engine
+        from regauge.serving.text_generation.engine_choice import (
+            generate_tokens,
+            load_text_engine,
+            measure_step_seconds,
+        )
 
         artifact = open_model(request.path, threads=request.threads)
         settings = config.build(TextServing, request.generation or {})
@@ -74,10 +78,11 @@ class TextEngineWorker:
         )
         try:
             check_artifact(artifact, partial(generate_tokens, engine, artifact.generation_options))
+            step_seconds = measure_step_seconds(engine)
         except BaseException:
             engine.close()
             raise
-        return cls(engine, artifact.content_sha256)
+        return cls(engine, artifact.content_sha256, step_seconds)
 
     def close(self) -> None:
         self.engine.close()
@@ -92,8 +97,7 @@ class TextEngineWorker:
             threading.Thread(target=self._read, name="text-requests", daemon=True),
             threading.Thread(target=self._beat, name="text-heartbeat", daemon=True),
         ]
-        limits = asdict(self.engine.limits)
-        self._send({"type": "ready", "content_sha256": self._content_sha256, "limits": limits})
+        self._send({"type": "ready", **self._ready, "limits": asdict(self.engine.limits)})
         for thread in threads:
             thread.start()
         try:

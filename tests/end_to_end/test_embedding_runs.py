@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,40 @@ def test_prompts_have_the_vectors_of_sentence_transformers(folder: Path, teacher
             plain = model.encode([PROMPTS[name] + text for text in texts])
             np.testing.assert_array_equal(vectors, plain)
             assert np.abs(vectors - model.encode(texts)).max() > 1e-3
+
+
+def test_a_search_benchmark_has_the_metrics_of_sentence_transformers(folder: Path) -> None:
+    library = import_sentence_transformers()
+    run, draw = train_once(folder, "contrastive"), np.random.default_rng(6)
+    corpus = {f"d{n}": draw_text(TOPICS[n % 4], 9, draw) for n in range(80)}
+    queries = {f"q{n}": draw_text(TOPICS[n % 4], 5, draw) for n in range(20)}
+    relevant = {f"q{n}": {f"d{m}" for m in draw.choice(80, 5).tolist()} for n in range(20)}
+    collection = folder / "collection"
+    (collection / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", corpus), ("queries", queries)):
+        lines = (json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts.items())
+        (collection / f"{name}.jsonl").write_text("".join(lines))
+    judgments = [f"{query}\t{name}\t1" for query, names in relevant.items() for name in names]
+    text = "\n".join(["query\tdocument\tscore", *judgments])
+    (collection / "qrels" / "test.tsv").write_text(text)
+    output = folder / "search-evaluation"
+    assert main(["evaluate", str(run), "--source", str(collection), "--to", str(output)]) == 0
+    table = json.loads((output / "evaluation.json").read_text())
+    assert table["notes"] == [f"20 queries over 80 documents of {collection}"]
+    trained, baseline = table["rows"]
+    assert (trained.pop("name"), baseline["name"]) == ("contrastive", "BM25")
+    encoder = library.SentenceTransformer(str(run / "model"), device="cpu")
+    module = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
+    evaluator = module.InformationRetrievalEvaluator(
+        queries,
+        corpus,
+        relevant,
+        precision_recall_at_k=[1, 10, 100],
+        score_functions={"dot": library.util.dot_score},
+    )
+    values = evaluator(encoder).items()
+    expected = {name.rpartition("dot_")[2]: float(value) for name, value in values}
+    assert trained == pytest.approx({name: expected[name] for name in trained}, abs=1e-6)
 
 
 @pytest.mark.full

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import ndcg_score
 
+from regauge.evaluation.search import rank_documents, search_metrics
 from regauge.tasks import _retrieval
 
 
@@ -64,3 +67,44 @@ def test_fusion_adds_reciprocal_ranks() -> None:
     assert both[0].tolist() == pytest.approx(expected)
     without = _retrieval.fuse_scores(first, second, torch.tensor([True, False, True]))
     assert without[0].tolist() == pytest.approx([1 / 61 + 1 / 62, 1 / 63 + 1 / 63, 1 / 62 + 1 / 61])
+
+
+def test_search_metrics_equal_those_of_scikit_learn() -> None:
+    draw = np.random.default_rng(0)
+    scores = draw.normal(size=(70, 300)).astype(np.float32)
+    grades = np.where(draw.random((70, 300)) < 0.03, draw.integers(1, 4, (70, 300)), 0)
+    grades[:, 5] = np.where(grades.sum(1), grades[:, 5], 2)
+    documents = {f"d{number}": "" for number in range(300)}
+    queries = {f"q{number}": str(number) for number in range(70)}
+    rankings = rank_documents(
+        lambda batch: scores[[int(text) for text in batch]], queries, documents
+    )
+    judged = {
+        f"q{row}": {f"d{number}": int(grade) for number, grade in enumerate(cells) if grade}
+        for row, cells in enumerate(grades)
+    }
+    metrics = search_metrics(rankings, judged)
+    assert metrics["ndcg@10"] == pytest.approx(ndcg_score(grades, scores, k=10))
+    order = np.argsort(-scores, axis=1)
+    relevant = np.take_along_axis(grades > 0, order, axis=1)
+    for k in (1, 10, 100):
+        expected = (relevant[:, :k].sum(1) / relevant.sum(1)).mean()
+        assert metrics[f"recall@{k}"] == pytest.approx(expected)
+    ranks = relevant.argmax(1) + 1
+    assert metrics["mrr@10"] == pytest.approx(np.where(ranks <= 10, 1 / ranks, 0).mean())
+
+
+def test_search_metrics_by_hand() -> None:
+    judged = {"q1": {"a": 1, "b": 2, "c": 0}, "q2": {"x": 1}}
+    metrics = search_metrics({"q1": ["c", "b", "a"], "q2": ["a", "b"]}, judged)
+    ndcg = (2 / math.log2(3) + 1 / math.log2(4)) / (2 + 1 / math.log2(3))
+    assert metrics == pytest.approx(
+        {"ndcg@10": ndcg / 2, "mrr@10": 0.25, "recall@1": 0, "recall@10": 0.5, "recall@100": 0.5}
+    )
+
+
+def test_a_query_does_not_find_itself() -> None:
+    rankings = rank_documents(
+        lambda _: np.array([[3.0, 2.0, 2.0]]), {"a": ""}, dict.fromkeys("abc", "")
+    )
+    assert rankings == {"a": ["b", "c"]}

@@ -19,6 +19,7 @@ from regauge import config
 from regauge.data.sources import Record, Rejected, _files
 from regauge.data.sources._docstrings import split_docstring
 from regauge.data.sources._files import find_files
+from regauge.data.sources._suffixes import build_source_table
 from regauge.data.sources.jsonl import JsonLines
 from regauge.data.sources.parquet import Parquet
 from regauge.data.sources.python_docs import PythonDocs
@@ -401,3 +402,119 @@ def test_the_search_source_is_deterministic(tmp_path: Path) -> None:
     source = build_search_source(tmp_path)
     (piece,) = source.list_pieces()
     assert list(source.read(piece)) == list(source.read(piece))
+
+
+CONLL = """-DOCSTART- -X- O O
+
+EU NNP I-NP B-ORG
+rejects VBZ I-VP O
+# NN I-NP O
+
+Peter NNP I-NP B-PER
+Blackburn NNP I-NP I-PER
+"""
+CONLLU = """# newdoc id = n01
+# text = Don't go.
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVBP\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
+3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_
+3.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t_\t_
+
+# sent_id = 2
+1\t#\t#\tSYM\tNN\t_\t0\troot\t_\t_
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fields", "expected"),
+    [
+        (
+            "a.conll",
+            CONLL,
+            {},
+            [
+                {"tokens": ["EU", "rejects", "#"], "tags": ["B-ORG", "O", "O"]},
+                {"tokens": ["Peter", "Blackburn"], "tags": ["B-PER", "I-PER"]},
+            ],
+        ),
+        (
+            "a.txt",
+            CONLL.replace("\n", "\r\n"),
+            {"words": 0, "pos": 1},
+            [
+                {"words": ["EU", "rejects", "#"], "pos": ["NNP", "VBZ", "NN"]},
+                {"words": ["Peter", "Blackburn"], "pos": ["NNP", "NNP"]},
+            ],
+        ),
+        (
+            "a.conllu",
+            CONLLU,
+            {},
+            [
+                {"tokens": ["Do", "n't", "go"], "tags": ["AUX", "PART", "VERB"]},
+                {"tokens": ["#"], "tags": ["SYM"]},
+            ],
+        ),
+        ("a.conll", "one O\ntwo B-X\n", {}, [{"tokens": ["one", "two"], "tags": ["O", "B-X"]}]),
+        ("a.conll", "\n\n", {}, []),
+    ],
+)
+def test_a_sentence_of_conll_is_a_record(
+    tmp_path: Path, name: str, text: str, fields: dict[str, int], expected: list[dict[str, object]]
+) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    table = {"kind": "conll", "files": (f"{tmp_path}/{name}",), "fields": fields}
+    read = config.parse_choice("data/sources", table)
+    assert read_fields(read) == expected
+    assert not list_rejected(read)
+
+
+def test_a_sentence_without_a_tag_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("one O\ntwo\n\nthree O\n\nfour\n")
+    read = config.parse_choice("data/sources", build_source_table(f"{tmp_path}/a.conll"))
+    assert read_fields(read) == [{"tokens": ["three"], "tags": ["O"]}]
+    reason = "wrong number of columns"
+    assert list_rejected(read) == [("line 1", reason), ("line 6", reason)]
+
+
+def write_collection(folder: Path, qrels: str) -> Path:
+    (folder / "qrels").mkdir()
+    corpus = [
+        {"_id": "d1", "title": "One", "text": "first text"},
+        {"_id": "d2", "text": "second"},
+        {"_id": 3, "title": "", "text": "third"},
+        {"text": "without id"},
+    ]
+    queries = [{"_id": "q1", "text": "a query"}, {"_id": "q2", "text": "another"}]
+    for name, lines in (("corpus", corpus), ("queries", queries)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text)
+    (folder / "qrels" / "test.tsv").write_text(qrels)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "qrels",
+    [
+        "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\t3\t0\nq2\td2\t1\nq2\td9\t1\nq2\tx\n",
+        "q1 0 d1 2\nq1 0 3 0\nq2 0 d2 1\nq2 0 d9 1\nq2 x\n",
+    ],
+)
+def test_judged_pairs_of_a_search_benchmark_are_records(tmp_path: Path, qrels: str) -> None:
+    read = config.parse_choice(
+        "data/sources", build_source_table(str(write_collection(tmp_path, qrels)))
+    )
+    pairs = [
+        {"query_id": "q1", "document_id": "d1", "score": 2}
+        | {"query": "a query", "document": "One first text"},
+        {"query_id": "q2", "document_id": "d2", "score": 1}
+        | {"query": "another", "document": "second"},
+    ]
+    assert read_fields(read) == pairs
+    reasons = [reason for _, reason in list_rejected(read)]
+    assert sorted(reasons) == ["no judgment", "no text with an id", "no text with this id"]
+    graded = read_fields(read.model_copy(update={"min_score": 0}))
+    assert [record["score"] for record in graded] == [2, 0, 1]
+    with pytest.raises(DataError, match=r"dev\.tsv.*; correct source\.folder or source\.split"):
+        read.model_copy(update={"split": "dev"}).list_pieces()

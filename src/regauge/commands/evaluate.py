@@ -18,7 +18,12 @@ from regauge.commands import AsJson, DryRun, Override
 from regauge.config.output_files import EVALUATION
 from regauge.data.dataset import read_manifest
 from regauge.data.sources._suffixes import build_source_table
-from regauge.evaluation.inputs import describe_inputs, find_result, write_inputs
+from regauge.evaluation.inputs import (
+    describe_inputs,
+    find_collection,
+    find_result,
+    write_inputs,
+)
 from regauge.evaluation.settings import EvaluateSettings
 from regauge.inference.export.trained_task import find_trained_task
 from regauge.system import choices, log, processes
@@ -115,6 +120,10 @@ def _check(settings: EvaluateSettings) -> dict[str, Any]:
 
 
 def _evaluate(settings: EvaluateSettings, folder: Path) -> dict[str, Any]:
+    if collection := find_collection(settings):
+        from regauge.evaluation.search import evaluate_search
+
+        return evaluate_search(settings, collection)
     if settings.evaluate.source:
         settings = _prepare_source(settings, folder / PREPARED)
     size = count_local_processes(settings.execution.processes, settings.accelerator)

@@ -15,12 +15,14 @@ from regauge.config import FORMAT, Tables, dump
 from regauge.config.output_files import EVALUATION, INPUTS, SAMPLES
 from regauge.data.dataset import read_manifest
 from regauge.data.input_hashes import find_custom_code, stamp_files
+from regauge.data.sources.beir import Beir
 from regauge.inference.export.artifact import is_artifact
 from regauge.inference.export.manifest import MANIFEST
 from regauge.system import choices
 from regauge.system.files import sha256, write_json
 from regauge.system.hub import final_model_dir
 from regauge.system.json_files import find_valid_json
+from regauge.tasks._embeddings import EmbeddingTask
 
 if TYPE_CHECKING:
     from regauge.evaluation.settings import EvaluateSettings
@@ -48,6 +50,13 @@ def describe_inputs(settings: EvaluateSettings) -> Tables:
     }
     normalized: Tables = json.loads(json.dumps(document))
     return normalized
+
+
+def find_collection(settings: EvaluateSettings) -> Beir | None:
+    """Return the search benchmark whose corpus embedding models rank, if it is the source."""
+    source = settings.evaluate.source
+    has_vectors = isinstance(settings.task, EmbeddingTask)
+    return source if isinstance(source, Beir) and has_vectors else None
 
 
 def find_result(folder: Path, inputs: Tables) -> Tables | None:

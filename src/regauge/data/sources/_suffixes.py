@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from regauge.data.sources import _compressed
@@ -13,6 +13,8 @@ SOURCE_KINDS = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".conll": "conll",
+    ".conllu": "conll",
     ".csv": "csv",
     ".tsv": "csv",
     ".txt": "text",
@@ -33,8 +35,11 @@ def find_source_kind(name: str) -> str:
 def build_source_table(files: str) -> dict[str, Any]:
     """Return the table `source` of files, such as "items/*.jsonl.gz", by their suffix.
 
-    Raises SettingsError for an unknown suffix.
+    A folder with a corpus and queries is a search benchmark. Raises SettingsError for an unknown
+    suffix.
     """
+    if all(Path(files, name).is_file() for name in ("corpus.jsonl", "queries.jsonl")):
+        return {"kind": "beir", "folder": files}
     suffixes = [
         suffix
         for suffix in PurePosixPath(files).suffixes

@@ -88,7 +88,8 @@ class HuggingFace(Source):
     def _build_source(self, file: str) -> _files.FileSource:
         kind = find_source_kind(file)
         table: dict[str, Any] = {"kind": kind, "files": (file,)}
-        table |= {"document": "line"} if kind == "text" else {"columns": self.columns}
+        options = {"text": {"document": "line"}, "conll": {}}
+        table |= options.get(kind, {"columns": self.columns})
         return cast("_files.FileSource", parse_choice("data/sources", table))
 
     def _list_folder(self, folder: Path) -> list[_files.InputFile]:

@@ -22,7 +22,8 @@ from regauge.inference.export.postprocess import (
 )
 from regauge.inference.predict.fields import check_columns
 from regauge.inference.predict.settings import PredictOutput
-from regauge.system.errors import SettingsError
+from regauge.models.sentence_transformers import Pooling
+from regauge.system.errors import DataError, SettingsError
 
 VECTORS = arrays(
     np.float32,
@@ -48,6 +49,25 @@ def test_vectors_are_rounded_to_the_type(dtype: Dtype) -> None:
     assert isinstance(columns["embedding"], np.ndarray)
     assert columns["embedding"].dtype == dtype
     assert np.array_equal(columns["embedding"], values.astype(dtype))
+
+
+def test_vectors_of_any_size_are_kept_by_default() -> None:
+    values = random_vectors(5, 4)
+    for pooling in (None, Pooling(normalize=False)):
+        entry = program().model_copy(update={"pooling": pooling})
+        large = build_columns(entry, "auto", values * 1e6)["embedding"]
+        assert isinstance(large, np.ndarray)
+        assert np.array_equal(large, values * np.float32(1e6))
+    normalized = program().model_copy(update={"pooling": Pooling()})
+    [column] = build_columns(normalized, "auto", values).values()
+    assert np.array_equal(column, values.astype(np.float16))
+
+
+def test_a_number_beyond_float16_is_refused() -> None:
+    values = np.array([[1.0, -65_504.0]], np.float32)
+    assert np.isfinite(convert_vectors(values, "float16")["embedding"]).all()
+    with pytest.raises(DataError, match=r"1\.31e\+05, too large for float16; .* float32"):
+        convert_vectors(values * 2, "float16")
 
 
 @given(values=VECTORS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from regauge.data.values import FieldKind, to_cell
+from regauge.system.errors import DataError
 from regauge.tasks._entities import TagScheme
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def import_pyarrow() -> None:
 
 def build_columns(
     program: ProgramEntry,
-    dtype: Dtype,
+    dtype: Dtype | Literal["auto"],
     outputs: np.ndarray,
     decode: Decode | None = None,
     words: Sequence[TextWords] = (),
@@ -66,7 +67,7 @@ def build_columns(
     class index without labels, and `probabilities`: the softmax, or for a multi-label classifier
     the sigmoid. The latter also returns `predicted_labels`: the classes with a probability above
     0.5, [records] lists. `decode` converts generated tokens to texts. `words` belong to texts with
-    `entities`, [records] lists.
+    `entities`, [records] lists. An `auto` dtype is float16 for normalized vectors, else float32.
     """
     if program.output_kind == "entities":
         tags = outputs.reshape(len(outputs), -1, 2)
@@ -76,7 +77,9 @@ def build_columns(
     if program.output_kind == "text":
         return {"generated_text": pa.array(decode(outputs) if decode else [], pa.string())}
     if program.output_kind == "vectors":
-        return convert_vectors(outputs, dtype)
+        is_normalized = program.pooling is not None and program.pooling.normalize
+        default: Dtype = "float16" if is_normalized else "float32"
+        return convert_vectors(outputs, default if dtype == "auto" else dtype)
     if program.output_kind == "classes":
         best, labels = outputs.argmax(1), program.labels
         classes = pa.array(labels).take(pa.array(best)) if labels else best
@@ -129,7 +132,7 @@ def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
 
     int8: each vector is divided by the largest magnitude and multiplied by 127; multiply by the
     column `scale` to restore it. binary: the signs as bits, 1 for numbers above zero, packed with
-    the first number in the highest bit of a byte.
+    the first number in the highest bit of a byte. Raises DataError if float16 cannot hold a number.
     """
     if dtype == "binary":
         return {"embedding": np.packbits(vectors > 0, axis=1)}
@@ -137,6 +140,10 @@ def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
         scale = np.abs(vectors).max(1) / INT8_MAX
         divisor = np.where(scale > 0, scale, 1.0)[:, None]
         return {"embedding": np.rint(vectors / divisor).astype(np.int8), "scale": scale}
+    largest = np.abs(vectors).max(initial=0)
+    if dtype == "float16" and largest > np.finfo(dtype).max:
+        problem = f"a vector has a number of {largest:.3g}, too large for float16"
+        raise DataError(problem, "choose dtype float32 (for predict: output.dtype=float32)")
     return {"embedding": vectors.astype(dtype)}
 
 

@@ -24,8 +24,10 @@ class PredictOutput(Settings):
     format: Literal["parquet", "jsonl", "csv", "npy"] = "parquet"
     """`parquet`, `jsonl` and `csv` write tables; `npy` writes vector arrays, and Parquet tables
     with the other fields. In `csv`, nested values become JSON text."""
-    dtype: Dtype = "float16"
-    """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
+    dtype: Dtype | Literal["auto"] = "auto"
+    """Type of a vector. `auto` is `float16` for normalized vectors, else `float32`, as `float16`
+    holds numbers up to 65,504. `int8` adds a scale per vector; `binary` packs eight signs per
+    byte."""
     keep_fields: Literal["all"] | tuple[str, ...] | dict[str, FieldKind] = "all"
     """Record fields to copy into the output; by default every field seen in the first 1,000
     records, for vectors except the model's inputs. A table also sets their kinds, such as

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def test_a_second_command_recomputes_a_changed_file(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["output.dtype=float32"], "output.dtype is 'float16', not 'float32'"),
+        (["output.dtype=float32"], "output.dtype is 'auto', not 'float32'"),
         (["predict.shard_records=7"], "shard_records is"),
         (["predict.batch_invariant=false"], "batch_invariant is True, not False"),
         (["output.keep_fields=[]"], "keep_fields"),
@@ -355,6 +356,29 @@ def test_several_jobs_share_an_output_folder(artifact: Path, tmp_path: Path) -> 
     assert json.loads((out / "result.json").read_text())["rows"] == 90
 
 
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_the_cost_is_that_of_the_passed_time_if_the_clock_is_set(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    source = write_records(tmp_path / "texts.jsonl", 9)
+    out = tmp_path / "out"
+    set_at = time.time() + 0.02
+    clock = time.time
+
+    def read_set_clock() -> float:
+        now = clock()
+        return now if now < set_at else now + step
+
+    monkeypatch.setattr("time.time", read_set_clock)
+    started_at = time.monotonic()
+    price = ["execution.price.usd_per_hour=3600", "execution.price.market=own"]
+    assert predict(artifact, source, out, *price) == 0
+    seconds = time.monotonic() - started_at
+    result = json.loads((out / "result.json").read_text())
+    assert 0.02 < result["machine_seconds"] <= seconds
+    assert result["usd"] == pytest.approx(result["machine_seconds"], abs=2e-3)
+
+
 def test_a_job_stops_at_its_cost_limit_and_resumes_with_a_higher_one(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -431,7 +455,7 @@ def test_a_dry_run_shows_finished_shards_and_a_refusal(
     assert predict(artifact, source, out, *other) == 64
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"].startswith(
-        f"{out} has the output of another job: output.dtype is 'float16'"
+        f"{out} has the output of another job: output.dtype is 'auto'"
     )
     after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert after == before

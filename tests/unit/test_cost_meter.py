@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from regauge.run_folders.cost_meter import (
     parse_meter,
     read_last_seen,
     read_paid,
+    read_time,
     write_last_seen,
 )
 from regauge.system import jsonl
@@ -105,6 +107,17 @@ def test_a_supervisor_writes_when_the_run_was_last_alive(
     write_last_seen(tmp_path)
     assert read_last_seen(tmp_path) is None, "nothing is written before the run has begun"
     write_start(tmp_path, 100)
-    monkeypatch.setattr(cost_meter.time, "time", lambda: 1234.5)
+    before = read_time()
+    monkeypatch.setattr(cost_meter.time, "time", lambda: before + 3600)
     write_last_seen(tmp_path)
-    assert read_last_seen(tmp_path) == 1234.5
+    seen_at = read_last_seen(tmp_path)
+    assert seen_at is not None
+    assert abs(seen_at - before) < 60, "the clock was set, but an hour has not passed"
+
+
+def test_seconds_pass_alike_if_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert abs(read_time() - time.time()) < 60
+    before = read_time(), time.monotonic()
+    monkeypatch.setattr(cost_meter.time, "time", lambda: 0.0)
+    after = read_time(), time.monotonic()
+    assert after[0] - before[0] == pytest.approx(after[1] - before[1], abs=0.01)

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_EPOCH = time.time() - time.monotonic()
+"""The start of time.monotonic(), in seconds since the epoch."""
+
+
+def read_time() -> float:
+    """Return the time in seconds since the epoch, from a clock that is never set.
+
+    Differences between two readings in a process are the seconds that passed.
+    """
+    return _EPOCH + time.monotonic()
+
+
 @dataclass(frozen=True)
 class Cost:
     machine_seconds: float = 0.0
@@ -115,7 +127,7 @@ def write_last_seen(folder: Path) -> None:
         return
     file = open_in_place(folder / LAST_SEEN, os.O_WRONLY | os.O_CREAT)
     try:
-        os.write(file, f"{time.time():.3f}".encode())  # always of one length: no part is left over
+        os.write(file, f"{read_time():.3f}".encode())  # always of one length: no part is left over
     finally:
         os.close(file)
 
@@ -133,7 +145,7 @@ def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tu
     began = last["started_at"]
     if last.get("ended_at") is not None:
         return parse_cost(last), max(started_at, float(last["ended_at"]))
-    until = last_seen_at if last_seen_at is not None and began < started_at else began
+    until = began if last_seen_at is None else last_seen_at
     return extend_cost(last, until), max(started_at, float(began))
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from regauge import accelerators
 from regauge.config import FORMAT, dump
 from regauge.config.output_files import ATTEMPTS, FAILURES, RANKS, SAVED_RUN
-from regauge.run_folders.cost_meter import CostMeter, write_last_seen
+from regauge.run_folders.cost_meter import CostMeter, read_time, write_last_seen
 from regauge.run_folders.node_status import write_node_status
 from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, read_text
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
@@ -107,7 +107,7 @@ class Attempt:
         self._spec = AttemptSpec(
             scratch,
             attempt=group.plan.attempt,
-            started_at=time.time(),
+            started_at=read_time(),
             start_clock=meter.start_clock,
             meter=meter,
             needs_preflight=group.plan.needs_preflight,
@@ -144,7 +144,7 @@ class Attempt:
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
             self._group.publish_beats(heartbeats.total_beats)
             local_failure = self._run_processes(heartbeats, metrics)
-            self._ended_at = time.time()
+            self._ended_at = read_time()
             self._events.observe(heartbeats, self._reports, is_end=True)
             with defer_stop(has_limit=False):  # other nodes may save
                 failure = self._group.agree_on_failure(

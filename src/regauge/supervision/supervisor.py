@@ -20,7 +20,7 @@ from regauge import accelerators
 from regauge.config import read_microbatch_rows
 from regauge.config.output_files import FAILURES, FAULTS
 from regauge.machines.catalog import find_price
-from regauge.run_folders.cost_meter import CostMeter, read_last_seen, read_paid
+from regauge.run_folders.cost_meter import CostMeter, read_last_seen, read_paid, read_time
 from regauge.supervision.attempt import Attempt
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import open_fork_server
@@ -133,7 +133,7 @@ class Supervisor:
         """The last attempt, if the node that records attempts was lost with it."""
         self._has_excluded = False
         """Whether devices were excluded after the last attempt."""
-        self._started_at = time.time()
+        self._started_at = read_time()
         self._price = find_price(settings.execution.price)
         today = dt.datetime.now(tz=dt.UTC).date()
         warning = self._price.staleness_warning(today) if self._price else None
@@ -190,7 +190,7 @@ class Supervisor:
         usd_per_hour = self._price.usd_per_hour if self._price else None
         world_size = group.plan.layout.world_size
         meter = CostMeter(cost, time.monotonic(), group.num_nodes, world_size, usd_per_hour)
-        return replace(meter, paid_before=meter.cost_after(time.time() - since))
+        return replace(meter, paid_before=meter.cost_after(read_time() - since))
 
     def wait_before_next(self) -> None:
         """Wait before the next attempt; raises ChildError if the run is not restarted."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,6 +32,7 @@ from regauge.run_folders.cost_meter import (
     parse_cost,
     read_last_seen,
     read_paid,
+    read_time,
 )
 from regauge.run_folders.documents import PaidLine, ShardLine
 from regauge.supervision.nodes.aws_batch_variables import read_array_index, read_array_size
@@ -348,7 +348,7 @@ def _read_cost(job_folder: Path) -> Cost:
     """Return a job's cost; a killed command is paid until it was last seen."""
     last = jsonl.read_last_line(job_folder / ATTEMPTS, PaidLine) or {}
     if last.get("started_at") is not None and last.get("ended_at") is None:
-        return read_paid(job_folder, time.time(), read_last_seen(job_folder))[0]
+        return read_paid(job_folder, read_time(), read_last_seen(job_folder))[0]
     return parse_cost(last)
 
 

@@ -38,6 +38,7 @@ from regauge.run_folders.cost_meter import (
     CostMeter,
     read_last_seen,
     read_paid,
+    read_time,
     write_last_seen,
 )
 from regauge.run_folders.folder_lock import FolderLock
@@ -146,7 +147,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     Raises LimitReachedError at `predict.max_usd`, StopSignalError after a stop signal, and workers'
     errors.
     """
-    started_at = time.time()
+    started_at = read_time()
     plan = plan_predict(settings)
     recommend_export(plan.artifact)
     job, spec = plan.job, plan.worker_spec
@@ -177,7 +178,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
             with _record_failure(job, start, progress), export_job(job, shard_queue, progress):
                 _compute_shards(plan, shard_queue, progress)
         cost = progress.cost_record()
-        jsonl.append_line(job.job_folder / ATTEMPTS, {**start, "ended_at": time.time(), **cost})
+        jsonl.append_line(job.job_folder / ATTEMPTS, {**start, "ended_at": read_time(), **cost})
         summary = {
             "output": settings.output.folder,
             **sum_shards(job.read_finished_shards()),
@@ -224,7 +225,7 @@ def _start_meter(job: PredictJob, started_at: float) -> CostMeter:
     """Return a meter that continues after earlier commands; record when this one started."""
     price = _find_price(job.settings)
     paid, paid_until = read_paid(job.job_folder, started_at, read_last_seen(job.job_folder))
-    elapsed = max(0.0, time.time() - paid_until)
+    elapsed = max(0.0, read_time() - paid_until)
     meter = CostMeter(
         paid,
         time.monotonic() - elapsed,
@@ -245,7 +246,7 @@ def _record_failure(
         yield
     except BaseException as error:
         outcome = "preempted" if isinstance(error, StopSignalError) else "failed"
-        end = {"ended_at": time.time(), "outcome": outcome, **progress.cost_record()}
+        end = {"ended_at": read_time(), "outcome": outcome, **progress.cost_record()}
         with suppress(OSError):  # a full disk must not hide the error
             jsonl.append_line(job.job_folder / ATTEMPTS, {**start, **end})
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -188,7 +188,7 @@ def select_kept_fields(
     return {name: kinds[name] for name in requested}
 
 
-def list_columns(program: ProgramEntry, dtype: Dtype = "float16") -> Columns:
+def list_columns(program: ProgramEntry, dtype: Dtype | Literal["auto"] = "auto") -> Columns:
     """Return the output columns, without rows."""
     return build_columns(program, dtype, np.zeros((1, program.output_size), np.float32))
 

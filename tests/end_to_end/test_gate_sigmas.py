@@ -81,6 +81,28 @@ def write_evaluation(folder: Path, num_rows: int, **metrics: tuple[float, float]
     return folder
 
 
+@pytest.mark.parametrize(
+    ("names", "band", "is_refused"),
+    [
+        (("new", "servng"), {"max_loss": 0.1}, True),
+        (("serving", "old"), {"max_loss": 0.1}, True),
+        (("new", "servng"), {"min_value": 0.1}, False),
+        (("new", "serving"), {"max_loss": 0.1}, False),
+    ],
+)
+def test_a_model_to_compare_with_must_be_evaluated(
+    tmp_path: Path, names: tuple[str, str], band: dict[str, Any], *, is_refused: bool
+) -> None:
+    """Without a registry, a wrong name is not the first model of a pipeline."""
+    folder = write_evaluation(tmp_path / "evaluation", 500, accuracy=(0.8, 0.8))
+    if not is_refused:
+        assert check(folder, tmp_path / "gate", {"accuracy": band}, names)[0]["passed"]
+        return
+    with pytest.raises(SettingsError, match=f"no model '{names[1]}' to compare with; "):
+        check(folder, tmp_path / "gate", {"accuracy": band}, names)
+    assert not (tmp_path / "gate").exists()
+
+
 def bound_gain(better: float, worse: float, num_rows: int, sigmas: float) -> tuple[float, float]:
     """Combine the Wilson bounds of scipy as Newcombe does (1998, method 10)."""
     level = 2 * norm.cdf(sigmas) - 1
@@ -174,5 +196,7 @@ def test_only_fixed_limits_are_checked_if_no_model_serves(
     check(folder, tmp_path / "gate", {"accuracy": {"max_loss": 0.1}})
     assert message not in caplog.text
     bands = {"accuracy": {"max_loss": 0.1, "min_value": 0.5}}
-    check(folder, tmp_path / "gate", bands, ("new", "nobody"))
+    document = json.loads((folder / "evaluation.json").read_text())
+    config.save(folder / "evaluation.json", document | {"rows": document["rows"][:1]})
+    check(folder, tmp_path / "gate", bands)
     assert message in caplog.text

@@ -20,8 +20,13 @@ from regauge.registry.pipelines.gate_check import (
 )
 from regauge.registry.pipelines.serving_model import find_serving
 from regauge.registry.pipelines.settings import GateOptions, RegistryModel, StageOutput
-from regauge.system import log
-from regauge.system.errors import DifferenceError, InconclusiveError, UndecidedError
+from regauge.system import choices, log
+from regauge.system.errors import (
+    DifferenceError,
+    InconclusiveError,
+    SettingsError,
+    UndecidedError,
+)
 from regauge.system.files import check_folder
 
 if TYPE_CHECKING:
@@ -112,14 +117,17 @@ def _build_refusal(failures: list[GatedMetric], version: str | None) -> Differen
 
 
 def _check_serving(settings: GateSettings) -> ServingModel | None:
-    """Return the serving model, if any.
+    """Return the registry's serving model, if any.
 
-    Raises InconclusiveError if it is not the model that was evaluated.
+    Raises InconclusiveError if it is not the model that was evaluated, and SettingsError without a
+    registry if `gate.serving` does not name an evaluated model.
     """
+    options, table = settings.gate, read_serving_table(settings.gate)
     if settings.registry is None:
+        _check_serving_name(options, [row["name"] for row in table["rows"]])
         return None
-    options, serving = settings.gate, find_serving(settings.registry)
-    evaluated = read_serving_table(options)["settings"]["models"].get(options.serving)
+    serving = find_serving(settings.registry)
+    evaluated = table["settings"]["models"].get(options.serving)
     if serving is None and evaluated is None:
         return None
     if serving is None or evaluated is None or Path(evaluated) != Path(serving.artifact):
@@ -127,3 +135,13 @@ def _check_serving(settings: GateSettings) -> ServingModel | None:
         problem = f"{actual} serves, but '{options.serving}' in the evaluation is {evaluated}"
         raise InconclusiveError(problem, "evaluate the serving model again")
     return serving
+
+
+def _check_serving_name(options: GateOptions, names: list[str]) -> None:
+    """Raise SettingsError if a comparison is asked for, and the model is not among the rows."""
+    others = [name for name in names if options.serving_evaluation or name != options.new]
+    is_expected = others or options.serving != GateOptions.model_fields["serving"].default
+    compares = any(band.compares for band in options.metrics.values())
+    if compares and is_expected and options.serving not in names:
+        problem = f"gate.serving: the evaluation has no model '{options.serving}' to compare with"
+        raise SettingsError(problem, choices.did_you_mean(options.serving, others))

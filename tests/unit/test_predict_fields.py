@@ -209,6 +209,26 @@ def test_a_chat_model_reads_conversations_unless_a_text_is_named(
     assert tuple(select_kept_fields(settings, text, inputs.read_fields, kinds)) == tuple(kinds)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "requested", "expected"),
+    [
+        ({"tokens": "json", "tags": "json"}, (), "tokens"),
+        ({"id": "integer", "words": "json"}, (), "words"),
+        ({"sentence": "json", "tags": "json"}, ("sentence",), "sentence"),
+        ({"tokens": "json", "text": "text"}, (), "text"),
+    ],
+)
+def test_a_model_of_entities_reads_lists_of_words(
+    kinds: FieldKinds, requested: tuple[str, ...], expected: str
+) -> None:
+    settings = build_settings(predict={"text_fields": requested})
+    assert select_inputs(settings, build_program("entities"), kinds).text_fields == (expected,)
+    other = build_settings(predict={"text_fields": (expected,)})
+    if kinds[expected] == "json":
+        with pytest.raises(SettingsError, match="have no text"):
+            select_inputs(other, build_program("classes"), kinds)
+
+
 def test_conversations_need_a_chat_template_and_no_prompt() -> None:
     with pytest.raises(SettingsError, match="'messages', but the model has no chat template"):
         select_inputs(build_settings(), build_program("text"), CHAT)

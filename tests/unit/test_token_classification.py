@@ -338,6 +338,24 @@ def test_words_end_at_whole_characters(
         assert not unicodedata.category((text[cut:] or "x")[0]).startswith("M")
 
 
+@pytest.mark.parametrize("family", ["trained", "bert", "gpt2", "roberta", "t5"])
+def test_given_words_are_not_split(tmp_path: Path, family: str) -> None:
+    """Tags are at the first token of each word, as in training."""
+    folder = write_tokenizer(family, tmp_path / family)
+    tokenization = Tokenization(max_length=64, special_tokens="read")
+    preprocessor = Preprocessor(folder, tokenization, InputSpec())
+    given = ["U.S.", "river", "stone-lemon", ",", "it's"]
+    text = " ".join(given)
+    split, whole = preprocessor.find_words([text, text], [[], given])
+    assert [text[start:end] for start, end in whole.spans] == given
+    assert {*whole.positions.tolist()} <= {*split.positions.tolist()} or family == "t5"
+    short = Preprocessor(folder, tokenization, InputSpec(max_lengths=(6,)))
+    (words,) = short.find_words([text], [given])
+    assert text[slice(*words.spans[0])] == "U.S."
+    assert len(words.positions) < len(given)
+    assert words.positions.max() < 6
+
+
 def test_words_after_the_limit_are_left_out(tmp_path: Path) -> None:
     folder = write_tokenizer("bert", tmp_path / "bert")
     tokenization = Tokenization(max_length=64, special_tokens="read")

@@ -10,7 +10,7 @@ import json
 import math
 from datetime import date, time, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 Value = str | int | float | bool | list[Any] | dict[str, Any]
 """A text, number, truth value, or nested value as in JSON. An integer has any size."""
@@ -163,3 +163,12 @@ def _equals_float(number: int) -> bool:
         return int(float(number)) == number
     except OverflowError:
         return False
+
+
+def is_word_list(value: Any) -> TypeGuard[list[str]]:
+    """Return whether a value is a list of words, as sentences with a tag per word have them."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(word, str) and word.strip() for word in value)
+    )

@@ -12,6 +12,7 @@ from regauge.data.columns import TOKENS_TYPE, VALUE_TYPES, ValueKind
 from regauge.data.layouts import Layout, UnusableRecord
 from regauge.data.settings import MIN_TOKENS
 from regauge.data.tokenizer import find_first_tokens
+from regauge.data.values import is_word_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,7 @@ class TaggedLayout(Layout):
         words, tags = (_read_list(record, name) for name in (words_field, tags_field))
         if not words:
             raise UnusableRecord(f"empty '{words_field}'", is_rejected=False)
-        if not all(isinstance(word, str) and word.strip() for word in words):
+        if not is_word_list(words):
             raise UnusableRecord(f"a word in '{words_field}' is empty or not a text")
         if len(words) != len(tags):
             detail = f"{len(words)} words, {len(tags)} tags"

@@ -14,7 +14,7 @@ import regex
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
 from regauge.data.conversations import check_strings, format_part, parse_request
-from regauge.data.tokenizer import LoadedTokenizer, truncate_ids
+from regauge.data.tokenizer import LoadedTokenizer, find_first_tokens, truncate_ids
 from regauge.inference.export.records import TextRecords, TokenizedTexts
 from regauge.inference.export.text_stream import AnswerText
 from regauge.system.errors import DataError
@@ -244,10 +244,13 @@ class Preprocessor:
         text = self._tokenizer.token_text(token_id)
         return {"id": token_id, "text": text, "special": True, "start": None, "stop": None}
 
-    def find_words(self, texts: Sequence[str]) -> list[TextWords]:
+    def find_words(
+        self, texts: Sequence[str], word_lists: Sequence[Sequence[str]] = ()
+    ) -> list[TextWords]:
         """Return the words in each text, as the model's pre-tokenizer splits it.
 
-        Leaves out words after the model's length limit.
+        A non-empty list in `word_lists` has a text's words, which the text joins by spaces. Leaves
+        out words after the model's length limit.
         """
         room = self._max_text_length - self._tokenizer.num_special_tokens
         parts = list(map(self.cut, texts))
@@ -255,11 +258,36 @@ class Preprocessor:
             parts, parse_special_tokens=self._parses_special_tokens
         )
         words = []
-        for text, part, tokens in zip(texts, parts, encoded, strict=True):
+        lists = word_lists or [()] * len(texts)
+        for text, part, tokens, given in zip(texts, parts, encoded, lists, strict=True):
             is_right = self._tokenization.truncation_side == "right"
             offsets = tokens.offsets + (0 if is_right else len(text) - len(part))
-            words.append(self._locate_words(text, tokens._replace(offsets=offsets), room))
+            shifted = tokens._replace(offsets=offsets)
+            if given:
+                words.append(self._place_words(text, given, shifted, room))
+            else:
+                words.append(self._locate_words(text, shifted, room))
         return words
+
+    def _place_words(
+        self, text: str, words: Sequence[str], tokens: EncodedText, room: int
+    ) -> TextWords:
+        """Return given words with a token among the first `room`, as training places their tags."""
+        side = self._tokenization.truncation_side
+        kept = truncate_ids(np.arange(len(tokens.ids)), room, side).tolist()
+        positions = {
+            token: number for number, token in enumerate(kept, len(self._tokenizer.prefix))
+        }
+        firsts = find_first_tokens(words, tokens.offsets)
+        lengths = np.array([len(word) for word in words])
+        stops = np.cumsum(lengths + 1) - 1
+        pairs = [
+            (number, positions[token])
+            for number, token in enumerate(firsts)
+            if token is not None and token in positions
+        ]
+        numbers, indices = np.array(pairs, np.int64).reshape(-1, 2).T
+        return TextWords(text, indices, np.stack([stops - lengths, stops], axis=1)[numbers])
 
     def _locate_words(self, text: str, tokens: EncodedText, room: int) -> TextWords:
         """Return a text's words among the first `room` tokens, as spans of whole characters.

@@ -28,6 +28,8 @@ MAX_INSPECTED_RECORDS = 1000
 """Records that decide a source's fields."""
 MAX_SEARCHED_RECORDS = 100_000
 """Records to search for a named field missing from the first ones."""
+WORD_FIELDS = ("tokens", "words")
+"""Fields with a list of words, read if there is no text."""
 DEFAULT_TEXT_FIELD = "text"
 """Text field if several fields hold texts and the settings name none."""
 REQUEST_FIELDS = ("messages", "instruction")
@@ -130,7 +132,17 @@ def select_inputs(
         remedy = "name a field with a text in predict.text_fields, or use a model with a template"
         raise SettingsError(problem, remedy)
     artifact_fields = program.fields.text_fields
+    if program.output_kind == "entities":
+        kinds = _read_word_lists(kinds, requested)
     return InputFields(select_text_fields(settings, artifact_fields, kinds))
+
+
+def _read_word_lists(kinds: FieldKinds, requested: tuple[str, ...]) -> FieldKinds:
+    """Return the kinds with lists of words as texts: requested ones, or if no field is a text."""
+    names = requested or (() if "text" in kinds.values() else WORD_FIELDS)
+    return {
+        name: "text" if kind == "json" and name in names else kind for name, kind in kinds.items()
+    }
 
 
 def select_text_fields(

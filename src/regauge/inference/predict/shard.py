@@ -19,7 +19,7 @@ from regauge.data.chat_templates import TemplateError
 from regauge.data.columns import encode_value
 from regauge.data.conversations import ConversationError
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
-from regauge.data.values import fits_kind
+from regauge.data.values import fits_kind, is_word_list
 from regauge.inference.export.generator import add_draws
 from regauge.inference.export.postprocess import build_columns
 from regauge.inference.predict.job import QUARANTINE, SHARDS
@@ -173,6 +173,8 @@ class _ShardRecords:
         self.values: dict[str, list[Value | None]] = {name: [] for name in record_spec.value_fields}
         self.numbers: list[int] = []
         """Record numbers in the piece."""
+        self.word_lists: list[list[str]] = []
+        """Each record's words; empty for a text."""
 
     @property
     def first_texts(self) -> list[str]:
@@ -196,6 +198,8 @@ class _ShardRecords:
         for name, column_values in self.values.items():
             column_values.append(record.fields.get(name))
         self.numbers.append(number)
+        words = record.fields.get(self._record_spec.inputs.text_fields[0])
+        self.word_lists.append(words if is_word_list(words) else [])
         self._shard.dropped_fields.update(self._record_spec.list_dropped(record))
         self._shard.missing_fields.update(self._record_spec.list_missing(record))
 
@@ -214,6 +218,8 @@ class _ShardRecords:
             if isinstance(rendered, Rejected):
                 return rendered
             texts = [rendered]
+        if self._record_spec.needs_words:
+            texts = [" ".join(text) if is_word_list(text) else text for text in texts]
         for name, text in zip(inputs.text_fields, texts, strict=True):
             if not isinstance(text, str):
                 return Rejected(record.file, record.location, f"no text in '{name}'")
@@ -253,7 +259,7 @@ def read_shard(
     encoded_shard.num_truncated = encoded.num_truncated
     encoded_shard.kept_values = {name: batch.values[name] for name in record_spec.kept_fields}
     if record_spec.needs_words:
-        encoded_shard.words = preprocessor.find_words(batch.first_texts)
+        encoded_shard.words = preprocessor.find_words(batch.first_texts, batch.word_lists)
     encoded_shard.seconds["read"] = time.perf_counter() - start
     return encoded_shard
 

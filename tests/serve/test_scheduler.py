@@ -320,11 +320,21 @@ def test_at_four_times_the_load_every_accepted_request_is_answered_in_time(
     assert goodput >= 0.9 * sustainable
 
 
+@pytest.mark.parametrize("name", OVERLOADS)
+def test_under_overload_accepted_requests_keep_the_maximum_wait(name: str, figure: Figure) -> None:
+    record, goodput, sustainable = run_overload(OVERLOADS[name], timeouts=(30.0,))
+    slowest = float(np.quantile(record.latencies, 0.99))
+    figure(f"simulated p99 of accepted requests, {name}", slowest)
+    assert slowest <= 1.5 * 2.0
+    assert goodput >= 0.7 * sustainable
+
+
 def run_overload(
     clients: Sequence[tuple[float, int, Priority]],
     *,
     num_workers: int = 1,
     slowness: float = 1.0,
+    timeouts: Sequence[float] = (1.0, 3.0, 30.0),
 ) -> tuple[ClientRecord, float, float]:
     """Return the answers, the goodput, and the rate of the same load without any deadline."""
 
@@ -342,7 +352,7 @@ def run_overload(
         return answers
 
     _, sustainable = run_simulated(run(math.inf, math.inf))
-    record, goodput = run_simulated(run(2.0, 1.0, 3.0, 30.0))
+    record, goodput = run_simulated(run(2.0, *timeouts))
     return record, goodput, sustainable
 
 

@@ -127,7 +127,8 @@ class QueuedRequest:
     """Client for fair sharing of the processors."""
     priority: Priority
     deadline: float
-    """Time from which the answer is worthless, in seconds on the caller's clock."""
+    """Time at which the answer is due, in seconds on the caller's clock: the client's deadline, or
+    earlier, the maximum wait."""
     num_waiting: int = 0
     """Number of queued records."""
     is_cancelled: bool = False
@@ -300,6 +301,8 @@ class Scheduler:
         """Add a request's records, given their bucket lengths; raises QueueFullError."""
         costs = [self._planner.cost(length) for length in lengths]
         self.check_room(request.priority, request.deadline - now, sum(costs))
+        if self._running_ms or self.num_waiting:  # a request alone may take longer
+            request.deadline = min(request.deadline, now + self._max_wait_seconds)
         self._demand.add(request.deadline, sum(costs))
         try:
             self._check_deadlines(request, now)

@@ -50,5 +50,6 @@ def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     answer = init.main(json=True)
     assert "classify" in {row["name"] for row in answer["recipes"]}
     assert "quickstart" in {row["name"] for row in answer["examples"]}
-    assert all(row["description"] for row in (*answer["recipes"], *answer["examples"]))
+    assert "llama2-70b" in {row["name"] for row in answer["cluster_examples"]}
+    assert all(row["description"] for table in answer.values() for row in table)
     assert '"quickstart"' in capsys.readouterr().out

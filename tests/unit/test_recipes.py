@@ -21,11 +21,13 @@ from regauge.commands._recipes.settings import (
     BUILDERS,
     DESCRIPTIONS,
     EXAMPLES,
+    JOBS,
     MAX_LINE,
     format_tables,
     write_recipe,
 )
 from regauge.data.dataset import read_manifest
+from regauge.system import choices
 from regauge.system.errors import DataError, SettingsError
 from regauge.training.settings import TrainSettings
 
@@ -175,6 +177,48 @@ def test_a_file_without_the_fields_of_a_job_is_refused(
     data = write_jsonl(tmp_path / "data.jsonl", record)
     with pytest.raises(DataError, match=rf"has no field with {content}; its fields are: "):
         write_recipe(name, "job.toml", data, None)
+
+
+def test_every_task_has_a_recipe() -> None:
+    kinds = {
+        tomllib.loads(write_recipe(name, "job.toml", None, None))["task"]["kind"]
+        for name in set(BUILDERS) - {"increment"}
+    }
+    assert kinds == set(choices.names("tasks"))
+    assert {name for names in JOBS.values() for name in names} == set(BUILDERS)
+
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "tokens": {"words": ["Ada", "works"], "ner": ["B-PER", "O"], "id": 1},
+    "triplet": {"question": "a b", "answer": "c d", "negative": "e f"},
+    "similarity": {"left": "a b", "right": "c d", "grade": 0.5},
+    "distill": {"body": "a b", "teacher": [0.6, 0.8, 0.0, 0.0]},
+    "dpo": {"prompt": "a b", "chosen": "c d", "rejected": "e f"},
+    "mlm": {"body": "a b c"},
+    "classify": {"body": "a b c", "label": "x"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_a_recipe_is_prepared_with_its_validation_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file, count in (("train.jsonl", 40), ("dev.jsonl", 9)):
+        write_jsonl(tmp_path / file, *[RECORDS[name]] * count)
+    train, dev = Path("train.jsonl"), Path("dev.jsonl")
+    text = write_recipe(name, "job.toml", train, None, dev)
+    Path("job.toml").write_text(text)
+    tables = tomllib.loads(text)
+    assert tables["validation"] == {"source": {"files": ["dev.jsonl"]}}
+    assert "split" not in tables
+    config.build(TrainSettings, config.read("job.toml"), commands.table_names())
+    keep = 'validation.near_duplicates="keep"'
+    assert main(["prepare", "job.toml", keep, "tokenizer.vocab_size=300"]) == 0
+    manifest = read_manifest(Path("out/job-data"))
+    assert manifest.splits["heldout"].rows > 0
+    with pytest.raises(SettingsError, match="is not a file; correct --validation"):
+        write_recipe(name, "job.toml", train, None, tmp_path / "missing.jsonl")
 
 
 def test_only_the_first_records_are_read(tmp_path: Path) -> None:

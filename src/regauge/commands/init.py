@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import commands
-from regauge.commands._recipes.settings import DESCRIPTIONS
+from regauge import commands, config
+from regauge.commands._recipes.settings import DESCRIPTIONS, JOBS
 from regauge.system import choices
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
+
+CLUSTER_TABLES = {"launch", "nodes", "strategy"}
+"""Tables of a run file for several machines or devices."""
 
 
 def complete_name(context: CompletionContext) -> dict[str, str]:
@@ -48,6 +51,9 @@ def main(
     model: Annotated[
         str | None, Parameter(help="Start model: a folder, a run, or a name on the Hub.")
     ] = None,
+    validation: Annotated[
+        Path | None, Parameter(help="File with the held-out records; default: a part of --data.")
+    ] = None,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
     """Write a recipe's run file for your data, or an example; never overwrites a file.
@@ -60,13 +66,12 @@ def main(
     if name is None:
         answer = {
             "recipes": [
-                {"name": recipe, "description": description}
-                for recipe, description in DESCRIPTIONS.items()
+                {"name": recipe, "job": job, "description": DESCRIPTIONS[recipe]}
+                for job, recipes in JOBS.items()
+                for recipe in recipes
             ],
-            "examples": [
-                {"name": stem, "description": _read_description(path)}
-                for stem, path in examples.items()
-            ],
+            "examples": _describe_examples(examples, for_clusters=False),
+            "cluster_examples": _describe_examples(examples, for_clusters=True),
         }
         return commands.show(answer, as_json=json)
     if name not in {*DESCRIPTIONS, *examples}:
@@ -76,8 +81,9 @@ def main(
     if name in DESCRIPTIONS:
         from regauge.commands._recipes.settings import write_recipe
 
-        text, description = write_recipe(name, str(target), data, model), DESCRIPTIONS[name]
-    elif data or model:
+        text = write_recipe(name, str(target), data, model, validation)
+        description = DESCRIPTIONS[name]
+    elif data or model or validation:
         recipes = ", ".join(DESCRIPTIONS)
         raise SettingsError(f"'{name}' is an example, not a recipe", f"choose from: {recipes}")
     else:
@@ -95,6 +101,21 @@ def find_folder() -> Path:
 
 def _list_examples() -> dict[str, Path]:
     return {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
+
+
+def _describe_examples(examples: dict[str, Path], *, for_clusters: bool) -> list[dict[str, str]]:
+    """Return the names and descriptions of the examples for clusters, or of the other ones."""
+    return [
+        {"name": stem, "description": _read_description(path)}
+        for stem, path in examples.items()
+        if _needs_cluster(config.read(path)) is for_clusters
+    ]
+
+
+def _needs_cluster(tables: config.Tables) -> bool:
+    """Return whether a run file, or a stage of it, uses several nodes or shards a model."""
+    stages = (tables, *tables.get("stage", ()))
+    return any(CLUSTER_TABLES & stage.keys() for stage in stages)
 
 
 def _write_new_file(path: Path, text: str) -> None:

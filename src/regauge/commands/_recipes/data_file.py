@@ -91,13 +91,14 @@ def read_data_file(path: Path) -> DataFile:
     )
 
 
-def describe_source(path: Path) -> dict[str, Any]:
+def describe_source(path: Path, option: str = "--data") -> dict[str, Any]:
     """Return the `source` table that reads a file; a CSV file's delimiter is recognized.
 
-    Raises SettingsError for an unknown suffix or a missing file.
+    `option` is the option that names the file. Raises SettingsError for an unknown suffix or a
+    missing file.
     """
     if not path.is_file():
-        raise SettingsError(f"{path} is not a file", "correct --data")
+        raise SettingsError(f"{path} is not a file", f"correct {option}")
     table = build_source_table(str(path))
     table.pop("document", None)
     if table["kind"] == "csv" and (delimiter := find_delimiter(path)) is not None:

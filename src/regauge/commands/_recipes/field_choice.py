@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from regauge.system.errors import DataError
@@ -28,6 +29,11 @@ DOCUMENT_NAMES = (
 GROUP_NAMES = ("query_id", "qid", "group_id", "session_id")
 NEGATIVE_NAMES = ("negative", "hard_negative")
 TEXT_NAMES = ("text", "sentence", "content", "body", "review", "document", "title")
+SCORE_NAMES = ("score", "similarity", "label", "relevance", "rating")
+WORD_NAMES = ("tokens", "words")
+TAG_NAMES = ("tags", "ner_tags", "labels", "pos_tags", "upos")
+VECTOR_NAMES = ("embedding", "vector", "embeddings")
+PREFERENCE_FIELDS = ("chosen", "rejected")
 CHAT_FIELDS = (("messages",), ("instruction", "output"))
 """Conversation fields; a record has all fields in one of these groups."""
 MAX_CLASSES = 100
@@ -104,6 +110,73 @@ def find_features(data: DataFile, excluded: Collection[str]) -> list[str]:
         and not name.lower().endswith("id")
         and all(isinstance(value, int | float) for value in field.values)
     ]
+
+
+def find_score(data: DataFile) -> str:
+    """Return the field with a number; raises DataError if there is none."""
+    numbers = [
+        name
+        for name, field in data.fields.items()
+        if all(isinstance(value, int | float) or _is_number(value) for value in field.values)
+    ]
+    score = _find_by_name(data, SCORE_NAMES, numbers) or next(iter(numbers), None)
+    if score is None:
+        raise _missing(data, "a number", SCORE_NAMES)
+    return score
+
+
+def find_tagged(data: DataFile) -> tuple[str, str]:
+    """Return the fields with the words of a sentence and with their tags.
+
+    They are found by name; otherwise they are the first two lists. Raises DataError if there are
+    fewer than two.
+    """
+    lists = [
+        name
+        for name, field in data.fields.items()
+        if all(isinstance(value, list) for value in field.values)
+    ]
+    words = _find_by_name(data, WORD_NAMES, lists) or next(iter(lists), None)
+    rest = [name for name in lists if name != words]
+    tags = _find_by_name(data, TAG_NAMES, rest) or next(iter(rest), None)
+    if words is None or tags is None:
+        raise _missing(data, "lists of words and of tags", ("tokens", "tags"))
+    return words, tags
+
+
+def find_vector(data: DataFile) -> str:
+    """Return the field with a list of numbers; raises DataError if there is none."""
+    vectors = [
+        name
+        for name, field in data.fields.items()
+        if all(isinstance(value, list) and value for value in field.values)
+        and all(isinstance(number, int | float) for number in field.values[0])  # type: ignore[union-attr]
+    ]
+    vector = _find_by_name(data, VECTOR_NAMES, vectors) or next(iter(vectors), None)
+    if vector is None:
+        raise _missing(data, "a vector", VECTOR_NAMES)
+    return vector
+
+
+def find_triplet(data: DataFile) -> tuple[str, str, str]:
+    """Return the fields with the anchor, the matching text and another text."""
+    negatives = find_negatives(data)
+    if not negatives:
+        raise _missing(data, "a text that does not match", NEGATIVE_NAMES)
+    return (*find_pair(data), negatives[0])
+
+
+def check_preferences(data: DataFile) -> None:
+    """Raise DataError if the records do not have a chosen and a rejected answer."""
+    if not set(PREFERENCE_FIELDS) <= set(data.fields):
+        raise _missing(data, "a chosen and a rejected answer", PREFERENCE_FIELDS)
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def check_conversations(data: DataFile) -> None:

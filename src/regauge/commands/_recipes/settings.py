@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.commands._recipes import field_choice
-from regauge.commands._recipes.data_file import DataFile, FieldSummary, read_data_file
+from regauge.commands._recipes.data_file import (
+    DataFile,
+    FieldSummary,
+    describe_source,
+    read_data_file,
+)
 from regauge.config import build, dump, read_saved_run
 from regauge.config.output_files import SAVED_RUN
 from regauge.config.toml_format import format_key, format_toml
@@ -39,6 +44,9 @@ MIN_BATCH_ROWS, MIN_STEPS_PER_EPOCH = 8, 8
 EVALUATIONS, UNKNOWN_EVERY_STEPS = 5, 100
 """Evaluations in a run on small data, and the steps between two on data of unknown size."""
 CSV = "output.format=csv"
+TRIPLET_KEYS = ("anchor", "positive", "negative")
+MAX_NORM_ERROR = 1e-3
+"""Largest deviation at which a teacher's vector has length 1."""
 MIN_CHAT_TOKENS = 256
 """Minimum conversation length in tokens."""
 WIDTH = 256
@@ -48,8 +56,18 @@ MAX_LINE = 100
 EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lm": ("text", "texts.txt", {"text": "A text."}),
     "classify": ("csv", "train.csv", {"text": "A text.", "label": "positive"}),
+    "tokens": ("conll", "train.conll", {"tokens": ["Ada", "works"], "tags": ["B-PER", "O"]}),
     "embed": ("jsonl", "pairs.jsonl", {"query": "A question?", "document": "Its answer."}),
+    "triplet": ("jsonl", "triplets.jsonl", dict.fromkeys(("anchor", "positive", "negative"), "A.")),
+    "similarity": ("csv", "graded.csv", {"sentence1": "A.", "sentence2": "B.", "score": 0.5}),
+    "distill": (
+        "parquet",
+        "vectors.parquet",
+        {"text": "A text.", "embedding": [1.0, *[0.0] * 255]},
+    ),
     "sft": ("jsonl", "chats.jsonl", {"messages": [{"role": "user", "content": "Hello!"}]}),
+    "dpo": ("jsonl", "choices.jsonl", dict.fromkeys(("prompt", "chosen", "rejected"), "A text.")),
+    "mlm": ("text", "texts.txt", {"text": "A text."}),
     "rank": ("jsonl", "results.jsonl", {"query": "words", "document": "A text.", "label": 1.0}),
     "increment": ("jsonl", "new.jsonl", {"text": "A text."}),
 }
@@ -69,6 +87,8 @@ class Job(NamedTuple):
     data: DataFile
     model: str | None
     """Folder or hub name of the initial weights; None for random weights."""
+    validation: Tables | None = None
+    """The `source` table of the held-out records, if they are in another file."""
 
     @property
     def file(self) -> str:
@@ -82,17 +102,27 @@ class Job(NamedTuple):
 
 def build_lm(job: Job) -> Recipe:
     """Return a causal language model trained on documents."""
+    tables = _describe_documents(job, "clm", _describe_decoder(256))
+    return Recipe(tables, _format_command("generate", job.folder, "--prompt", "The"))
+
+
+def build_mlm(job: Job) -> Recipe:
+    """Return a masked language model trained on documents."""
+    tables = _describe_documents(job, "mlm", _describe_encoder(256))
+    return Recipe(tables, _format_command("evaluate", job.folder))
+
+
+def _describe_documents(job: Job, task: str, model: Tables) -> Tables:
     text = field_choice.find_text(job.data)
     length = 256
     rows = {"layout": "packed", "length": length, **({} if text == "text" else {"text": text})}
     values = job.data.fields[text].values
     tokens = sum(FieldSummary([str(value)]).num_tokens for value in values)
-    tables = {
+    return {
         **_describe_data(job, rows, vocab_size=4096),
-        "task": {"kind": "clm"},
-        **_describe_training(job, 16, tokens / length, _describe_decoder(length)),
+        "task": {"kind": task},
+        **_describe_training(job, 16, tokens / length, model),
     }
-    return Recipe(tables, _format_command("generate", job.folder, "--prompt", "The"))
 
 
 def build_classify(job: Job) -> Recipe:
@@ -117,17 +147,67 @@ def build_embed(job: Job) -> Recipe:
     return _build_fields_recipe(job, task, rows, batch_rows=64, options=[texts])
 
 
+def build_tokens(job: Job) -> Recipe:
+    """Return a classifier of words, such as named entities."""
+    words, tags = field_choice.find_tagged(job.data)
+    task: Tables = {"kind": "tokens", "words": words, "tags": tags}
+    rows = {"layout": "tagged", "fields": _limit_tokens(job.data, words), "labels": [tags]}
+    tables = _build_fields_recipe(job, task, rows).tables
+    return Recipe(tables, _format_command("evaluate", job.folder))
+
+
+def build_triplet(job: Job) -> Recipe:
+    """Return text embeddings trained on triplets."""
+    texts = field_choice.find_triplet(job.data)
+    task: Tables = {"kind": "triplet", **dict(zip(TRIPLET_KEYS, texts, strict=True))}
+    return _build_vectors_recipe(job, task, texts)
+
+
+def build_similarity(job: Job) -> Recipe:
+    """Return text embeddings trained on graded pairs."""
+    label = field_choice.find_score(job.data)
+    texts = field_choice.find_pair(job.data, {label})
+    task: Tables = {"kind": "similarity", "text_fields": list(texts), "label": label}
+    return _build_vectors_recipe(job, task, texts, floats=[label])
+
+
+def build_distill(job: Job) -> Recipe:
+    """Return a text encoder that learns a teacher's vectors."""
+    vector = field_choice.find_vector(job.data)
+    text = field_choice.find_text(job.data, {vector})
+    example: Any = job.data.fields[vector].values[0]
+    task: Tables = {"kind": "distill", "text_fields": [text], "vector": vector}
+    if not math.isclose(math.hypot(*example), 1, rel_tol=MAX_NORM_ERROR):
+        task["normalize"] = False
+    recipe = _build_vectors_recipe(job, task, (text,), vectors=[vector])
+    if job.model is None:
+        heads = math.gcd(len(example), ENCODER["num_attention_heads"])
+        size = {"hidden_size": len(example), "num_attention_heads": heads}
+        recipe.tables["model"]["config"] |= size
+    return recipe
+
+
+def build_dpo(job: Job) -> Recipe:
+    """Return a causal model trained on preferences, with LoRA if it has weights."""
+    field_choice.check_preferences(job.data)
+    return _build_chat_recipe(job, "dpo", "preferences")
+
+
 def build_sft(job: Job) -> Recipe:
     """Return a causal model fine-tuned on conversations, with LoRA if it has weights."""
     field_choice.check_conversations(job.data)
+    return _build_chat_recipe(job, "sft", "chat")
+
+
+def _build_chat_recipe(job: Job, task: str, layout: str) -> Recipe:
     tokens = sum(field.num_tokens for field in job.data.fields.values())
     length = max(_round_tokens(tokens), MIN_CHAT_TOKENS)
-    rows: Tables = {"layout": "chat", "length": length}
+    rows: Tables = {"layout": layout, "length": length}
     if job.model is None or not _has_chat_template(job.model):
         rows["chat_template"] = "alpaca"
     tables = {
         **_describe_data(job, rows, vocab_size=4096),
-        "task": {"kind": "sft"},
+        "task": {"kind": task},
         **_describe_training(job, 16, job.data.num_records, _describe_decoder(length)),
     }
     if job.model is not None:
@@ -164,7 +244,7 @@ def build_increment(job: Job) -> Recipe:
     rows = build(RowLayout, read_manifest(Path(old)).settings["rows"])
     data = f"{job.folder}-data"
     tables = {
-        "source": job.data.source,
+        **_describe_sources(job),
         "tokenizer": {"path": f"{old}/tokenizer"},
         "rows": dump(rows, with_defaults=False),
         **_hold_out(job),
@@ -180,17 +260,36 @@ def build_increment(job: Job) -> Recipe:
 
 BUILDERS: dict[str, Callable[[Job], Recipe]] = {
     "lm": build_lm,
+    "mlm": build_mlm,
     "classify": build_classify,
+    "tokens": build_tokens,
     "embed": build_embed,
+    "triplet": build_triplet,
+    "similarity": build_similarity,
+    "distill": build_distill,
     "sft": build_sft,
+    "dpo": build_dpo,
     "rank": build_rank,
     "increment": build_increment,
 }
 """Recipe name -> builder."""
+JOBS = {
+    "classification": ("classify", "tokens"),
+    "search and vectors": ("embed", "triplet", "similarity", "distill", "rank"),
+    "language models": ("lm", "mlm", "sft", "dpo"),
+    "new data": ("increment",),
+}
+"""Job -> recipes."""
 DESCRIPTIONS = {
     "lm": "A language model of your texts, from scratch or from a model",
     "classify": "A classifier of texts, with the names of your classes",
+    "tokens": "A classifier of words, such as names of persons and places",
     "embed": "Text embeddings for search, from pairs of texts",
+    "triplet": "Text embeddings from a text, a matching one and another one",
+    "similarity": "Text embeddings from pairs of texts with a grade",
+    "distill": "A small text encoder that learns the vectors of a larger one",
+    "mlm": "A masked language model of your texts, to start other jobs from",
+    "dpo": "Preference optimization of a causal model on chosen and rejected answers",
     "sft": "Supervised fine-tuning of a causal model on conversations, with LoRA for a start model",
     "rank": "A ranker of search results or items, from texts and numbers",
     "increment": "An earlier run continues with new data",
@@ -220,6 +319,14 @@ def _build_fields_recipe(
     return Recipe(tables, _format_command(*words, *options))
 
 
+def _build_vectors_recipe(job: Job, task: Tables, texts: Sequence[str], **rows: Any) -> Recipe:
+    """Return an encoder recipe whose last command writes the vectors of the last text field."""
+    limits = _limit_tokens(job.data, *texts)
+    fields = f"predict.text_fields={json.dumps([texts[-1]], ensure_ascii=False)}"
+    layout = {"layout": "fields", "fields": limits, **rows}
+    return _build_fields_recipe(job, task, layout, options=[fields])
+
+
 def _find_dataset(path: str, run: Path) -> str:
     """Return a run's dataset; its path may be relative to a folder above the run."""
     from regauge.data.unprepared import is_prepared
@@ -234,7 +341,7 @@ def _format_command(*words: str) -> str:
 
 
 def _describe_data(job: Job, rows: Tables, vocab_size: int) -> Tables:
-    tables: Tables = {"source": job.data.source, "data": {"path": f"{job.folder}-data"}}
+    tables: Tables = {**_describe_sources(job), "data": {"path": f"{job.folder}-data"}}
     if rows:
         tables["rows"] = rows
     if job.model is None:
@@ -242,8 +349,22 @@ def _describe_data(job: Job, rows: Tables, vocab_size: int) -> Tables:
     return {**tables, **_hold_out(job)}
 
 
+def _describe_sources(job: Job) -> Tables:
+    """Return the tables of the records; a validation file has only the keys that differ."""
+    source, other = job.data.source, job.validation
+    if other is None:
+        return {"source": source}
+    is_alike = {**source, "files": ()} == {**other, "files": ()}
+    return {
+        "source": source,
+        "validation": {"source": {"files": other["files"]} if is_alike else other},
+    }
+
+
 def _hold_out(job: Job) -> Tables:
-    """Return the `split` table for small data; larger data keeps the default."""
+    """Return the `split` table for small data without a validation file, or nothing."""
+    if job.validation is not None:
+        return {}
     if job.data.is_complete and job.data.num_records < SMALL_DATA:
         return {"split": {"heldout_fraction": SMALL_DATA_HELDOUT}}
     return {}
@@ -296,12 +417,20 @@ def _has_chat_template(model: str) -> bool:
     return "chat_template" in config
 
 
-def write_recipe(name: str, run_file: str, data: Path | None, model: str | None) -> str:
+def write_recipe(
+    name: str,
+    run_file: str,
+    data: Path | None,
+    model: str | None,
+    validation: Path | None = None,
+) -> str:
     """Return a recipe's run file.
 
     `run_file` is its path; the output folders share its name. `data` is a record file; without one,
-    the fields have common names. `model` is a folder or a name on the Hugging Face Hub.
+    the fields have common names. `model` is a folder or a name on the Hugging Face Hub, and
+    `validation` a file with the held-out records.
     """
+    heldout = None if validation is None else describe_source(validation, "--validation")
     if data is None:
         kind, file, record = EXAMPLES[name]
         fields = {field: FieldSummary([value]) for field, value in record.items()}
@@ -309,7 +438,7 @@ def write_recipe(name: str, run_file: str, data: Path | None, model: str | None)
         note = f"# Its data is {file}, with the fields: {', '.join(record)}."
     else:
         contents, note = read_data_file(data), ""
-    recipe = BUILDERS[name](Job(Path(run_file).stem, contents, model))
+    recipe = BUILDERS[name](Job(Path(run_file).stem, contents, model, heldout))
     return "\n".join([*_format_header(name, run_file, recipe, note), *format_tables(recipe.tables)])
 
 

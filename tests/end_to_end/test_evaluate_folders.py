@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.dummy import DummyClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 from distributed.jobs import lines
 from distributed.runs import BERT, LLAMA
@@ -109,7 +113,8 @@ def test_a_folder_is_evaluated_on_the_heldout_rows_of_its_run(
     assert main(["evaluate", str(run / part), *EXECUTION, "--json"]) == 0
     answer = read_json(capsys.readouterr().out)
     assert answer["output"] == str(run.with_name("run-evaluation") / "evaluation.json")
-    (row,) = answer["rows"]
+    row, *baselines = answer["rows"]
+    assert [row["name"] for row in baselines] == ["majority", "tf-idf + logistic regression"]
     assert row.pop("name") == "run"
     assert row == pytest.approx(last_metrics(run), rel=1e-6)
     assert [entry["name"] for entry in answer["classes"]["run"]["classes"]] == list(NAMES)
@@ -147,6 +152,28 @@ def test_all_rows_are_evaluated_unless_the_command_asks_for_a_sample(
         assert note in capsys.readouterr().out, "the terminal does not show the number of rows"
 
 
+def test_baselines_equal_scikit_learn(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also for a file: they are fitted on the training rows of the run."""
+    write_records(tmp_path / "test.csv", 30, 9)
+    files = ["--source", str(tmp_path / "test.csv"), "--to", str(tmp_path / "result")]
+    assert main(["evaluate", str(run), *files, *EXECUTION, "--json"]) == 0
+    rows = {row["name"]: row for row in read_json(capsys.readouterr().out)["rows"]}
+    (folder,) = (path for path in (tmp_path / "result" / "data").iterdir() if path.is_dir())
+    parts = Dataset(run.with_name("data")).rows("train"), Dataset(folder).rows("heldout")
+    (texts, labels), (test_texts, test_labels) = (
+        ([row["text"].tolist() for row in split], [row["label"] for row in split])
+        for split in (part.take(range(len(part))) for part in parts)
+    )
+    model = make_pipeline(TfidfVectorizer(analyzer=list), LogisticRegression(tol=1e-8))
+    model.fit(texts, labels)
+    linear = rows["tf-idf + logistic regression"]
+    assert linear["accuracy"] == pytest.approx(model.score(test_texts, test_labels))
+    majority = DummyClassifier().fit(texts, labels)
+    assert rows["majority"]["accuracy"] == pytest.approx(majority.score(test_texts, test_labels))
+
+
 def test_each_file_has_its_evaluation(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,7 +195,7 @@ def test_a_file_is_prepared_like_the_dataset_of_the_run(
     for file in (first, second, first):
         arguments = ["--source", str(file), "--to", str(to), *EXECUTION, "--json"]
         assert main(["evaluate", str(run), *arguments]) == 0
-        rows += read_json(capsys.readouterr().out)["rows"]
+        rows += read_json(capsys.readouterr().out)["rows"][:1]
     assert rows[0] == rows[1] == rows[2]
     assert rows[0]["items"] == 30
     folders = [path for path in (to / "data").iterdir() if path.is_dir()]
@@ -251,7 +278,7 @@ def test_a_folder_without_a_run_needs_its_task(
     keys = [f"data.path={run.with_name('data')}", "task.kind=classify"]
     keys += [f"task.class_names={json.dumps(NAMES)}"]
     assert main(["evaluate", str(tmp_path / "model"), *keys, *EXECUTION, "--json"]) == 0
-    (row,) = read_json(capsys.readouterr().out)["rows"]
+    row, *_ = read_json(capsys.readouterr().out)["rows"]
     assert row["name"] == "model"
     assert row["accuracy"] == pytest.approx(last_metrics(run)["accuracy"])
 

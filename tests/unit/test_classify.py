@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import (
     accuracy_score,
     confusion_matrix,
     f1_score,
     precision_recall_fscore_support,
 )
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
 from sklearn.utils.class_weight import compute_class_weight
 
 from distributed import datasets
@@ -479,3 +483,42 @@ def test_names_in_the_configuration_of_a_model_from_scratch_are_used(data: Datas
 def test_invalid_class_names_are_refused(table: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Classify.model_validate(table)
+
+
+def draw_rows(count: int, seed: int, *, num_classes: int = 0) -> list[dict[str, Any]]:
+    """Return rows whose label is a class of the first token, classes of the tokens, or a number."""
+    draw = np.random.default_rng(seed)
+    texts = [draw.integers(5, 40, draw.integers(2, 9)).astype(np.int32) for _ in range(count)]
+    if not num_classes:
+        return [{"text": text, "label": float(text.mean())} for text in texts]
+    return [
+        {"text": text, "label": np.unique(text[text < 5 + 3 * num_classes] % num_classes)}
+        for text in texts
+    ]
+
+
+def test_the_baselines_of_several_classes_equal_scikit_learn() -> None:
+    train, heldout = draw_rows(80, 1, num_classes=4), draw_rows(40, 2, num_classes=4)
+    task = Classify(text_fields=("text",), problem_type="multi-label", classes=4)
+    measured = task.fit_baselines(train, heldout)
+    model = make_pipeline(
+        TfidfVectorizer(analyzer=list), OneVsRestClassifier(LogisticRegression(tol=1e-8))
+    )
+    targets = task._build_labels(train), task._build_labels(heldout)
+    model.fit([row["text"].tolist() for row in train], targets[0])
+    predicted = model.predict([row["text"].tolist() for row in heldout])
+    means = compute_means(measured["tf-idf + logistic regression"])
+    assert means["f1_micro"] == pytest.approx(f1_score(targets[1], predicted, average="micro"))
+    majority = np.tile(targets[0].mean(0) > 0.5, (40, 1))
+    expected = f1_score(targets[1], majority, average="micro", zero_division=0)
+    assert compute_means(measured["majority"])["f1_micro"] == pytest.approx(expected)
+
+
+def test_the_baseline_of_a_regression_is_the_mean() -> None:
+    train, heldout = draw_rows(80, 1), draw_rows(40, 2)
+    task = Classify(text_fields=("text",), problem_type="regression")
+    (name, sums) = task.fit_baselines(train, heldout).popitem()
+    assert name == "mean"
+    mean = np.mean([row["label"] for row in train])
+    expected = np.mean([(row["label"] - mean) ** 2 for row in heldout])
+    assert compute_means(sums)["loss"] == pytest.approx(expected, rel=1e-5)

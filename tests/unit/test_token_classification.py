@@ -382,3 +382,17 @@ def test_entities_of_a_text_have_scores() -> None:
         ("met", "0"),
         ("Bo", "2"),
     ]
+
+
+def test_the_baseline_is_the_most_frequent_tag_of_a_word() -> None:
+    train = [
+        {"tokens": np.array([1, 7, 8, 9, 2]), "tags": np.array([-1, 0, 1, -1, -1])},
+        {"tokens": np.array([1, 7, 7, 10, 2]), "tags": np.array([-1, 0, 2, 2, -1])},
+        {"tokens": np.array([1, 10, 10, 7, 2]), "tags": np.array([-1, 2, 0, 0, -1])},
+    ]
+    heldout = [{"tokens": np.array([1, 7, 8, 10, 30, 2]), "tags": np.array([-1, 0, 1, 0, 2, -1])}]
+    task = Tokens(words="tokens", tags="tags", classes=3, class_names=("O", "B-A", "B-C"))
+    means = compute_means(task.fit_baselines(train, heldout)["most frequent tag"])
+    # 7 is O, 8 is B-A, 10 is B-C, and an unknown word is O, as most words are.
+    assert means["accuracy"] == pytest.approx(2 / 4)
+    assert means["f1"] == pytest.approx(2 * 1 / (2 + 2))

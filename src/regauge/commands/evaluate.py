@@ -144,7 +144,7 @@ def _prepare_source(settings: EvaluateSettings, folder: Path) -> EvaluateSetting
     dataset = Path(settings.data.path)
     task = settings.task.resolve_defaults(read_manifest(dataset))
     prepared = prepare_like(dataset, source, folder)
-    options = settings.evaluate.model_copy(update={"source": None})
+    options = settings.evaluate.model_copy(update={"source": None, "training_data": str(dataset)})
     data = settings.data.model_copy(update={"path": str(prepared)})
     return settings.model_copy(update={"evaluate": options, "data": data, "task": task})
 

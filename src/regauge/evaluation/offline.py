@@ -37,10 +37,12 @@ from regauge.training.settings import Evaluation
 if TYPE_CHECKING:
     from torch import nn
 
-    from regauge.accelerators import Accelerator
+    from regauge.accelerators import Accelerator, Batch
     from regauge.evaluation.settings import EvaluateSettings
-    from regauge.tasks import ClassReport, Direction, Task
+    from regauge.tasks import ClassReport, Direction, MetricSums, Task
 
+MAX_TRAINING_ROWS = 20_000
+"""Training rows on which baselines are fitted."""
 Row = dict[str, Any]
 EvaluatedModel = Model | Artifact
 
@@ -231,14 +233,30 @@ def _evaluate_all(
         options = settings.evaluation.samples
         generated = generate_samples(heldout, module, options, dataset.folder)
         results.samples.extend({"model": name, **sample} for sample in generated)
-    texts = dataset.read_texts("heldout")
-    if settings.evaluate.baselines and texts and outputs:
-        row_texts = [texts[number] for number in heldout.row_numbers.tolist()]
-        baselines = heldout.task.baselines(outputs, outputs, row_texts)
+    if settings.evaluate.baselines:
+        baselines = _measure_baselines(settings, dataset, heldout, outputs)
         results.rows.extend(
             {"name": name, **compute_means(sums)} for name, sums in baselines.items()
         )
     return results
+
+
+def _measure_baselines(
+    settings: EvaluateSettings, dataset: Dataset, heldout: HeldoutSet, outputs: Batch
+) -> dict[str, MetricSums]:
+    """Return the metrics of the task's baselines; some are fitted on a sample of training rows."""
+    baselines: dict[str, MetricSums] = {}
+    texts = dataset.read_texts("heldout")
+    if texts and outputs:
+        row_texts = [texts[number] for number in heldout.row_numbers.tolist()]
+        baselines = heldout.task.baselines(outputs, outputs, row_texts)
+    training = Dataset(Path(settings.evaluate.training_data or settings.data.path))
+    train = training.rows("train")
+    numbers = sample_rows(len(train), MAX_TRAINING_ROWS, training.manifest.fingerprint)
+    if not len(numbers):
+        return baselines
+    rows = dataset.rows("heldout").take(heldout.row_numbers)
+    return {**baselines, **heldout.task.fit_baselines(train.take(numbers), rows)}
 
 
 def _select_random_model(

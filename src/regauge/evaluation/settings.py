@@ -26,7 +26,9 @@ class EvaluateOptions(Settings):
     untrained: bool = False
     """Adds a row for random weights with the first model's dimensions."""
     baselines: bool = True
-    """Adds rows for the task's baselines, such as BM25, if it has any."""
+    """Adds rows for the task's baselines, such as BM25 or the majority class."""
+    training_data: str | None = None
+    """Dataset whose training rows fit the baselines; default: `data.path`."""
     title: str = "Held-out rows"
     """Table heading."""
 

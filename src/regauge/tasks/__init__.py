@@ -360,6 +360,16 @@ class Task(Choice):
         del row, prompt_tokens
         return None
 
+    def fit_baselines(
+        self, train: list[dict[str, Any]], heldout: list[dict[str, Any]]
+    ) -> dict[str, MetricSums]:
+        """Baseline name -> held-out metrics of a simple model fitted on training rows.
+
+        The rows are those of the dataset. By default a task has none.
+        """
+        del train, heldout
+        return {}
+
     def baselines(
         self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
     ) -> dict[str, MetricSums]:

@@ -306,6 +306,37 @@ class Classify(ClassesTask):
             ITEMS: (real.sum(), real.new_ones(())),
         }
 
+    def fit_baselines(
+        self, train: list[dict[str, Any]], heldout: list[dict[str, Any]]
+    ) -> dict[str, MetricSums]:
+        """Return the metrics of the majority, or the mean, and of a linear model on tf-idf."""
+        import numpy as np
+        import torch
+        from torch.nn.functional import one_hot
+
+        from regauge.tasks._baselines import score_by_counts
+
+        labels, targets = (torch.from_numpy(self._build_labels(rows)) for rows in (heldout, train))
+
+        def measure(scores: Tensor) -> MetricSums:
+            columns = [scores.expand(len(labels), -1), labels.float().view(len(labels), -1)]
+            real = torch.ones(len(labels))
+            return self.metric_sums({"vectors": torch.cat(columns, 1)}, {"real": real})
+
+        if self._is_regression:
+            return {"mean": measure(targets.mean().view(1, 1))}
+        if not self._is_multi_label:
+            targets = one_hot(targets, self._count_outputs(self.classes)).float()
+        shares = targets.mean(0, keepdim=True)
+        prior = shares.logit(1e-6) if self._is_multi_label else shares.clamp_min(1e-6).log()
+        texts = [
+            [np.concatenate([row[name] for name in self.text_fields]) for row in rows]
+            for rows in (train, heldout)
+        ]
+        scores = score_by_counts(*texts, targets, several=self._is_multi_label)
+        linear = {} if scores is None else {"tf-idf + logistic regression": measure(scores)}
+        return {"majority": measure(prior), **linear}
+
     def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
         """Return per-class metrics, and the confusion matrix for up to 100 classes.
 

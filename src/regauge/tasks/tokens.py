@@ -156,6 +156,30 @@ class Tokens(ClassesTask):
             ITEMS: (words, words.new_ones(())),
         }
 
+    def fit_baselines(
+        self, train: list[dict[str, Any]], heldout: list[dict[str, Any]]
+    ) -> dict[str, MetricSums]:
+        """Return the metrics of each first token's most frequent tag, or of all tokens'."""
+        import numpy as np
+        import torch
+
+        ids = [row[self.words] for row in (*train, *heldout)]
+        num_tokens = 1 + max(int(row.max(initial=0)) for row in ids)
+        counts = np.zeros((num_tokens, self.classes or MIN_CLASSES), np.float32)
+        for row in train:
+            is_word = row[self.tags] >= 0
+            np.add.at(counts, (row[self.words][is_word], row[self.tags][is_word]), 1)
+        shares = counts.sum(0) / max(1, counts.sum())
+        table = torch.from_numpy((counts + shares) / (counts.sum(1, keepdims=True) + 1))
+        scores = table.clamp_min(1e-6).log()
+        vectors = []
+        for row in heldout:
+            tags = torch.from_numpy(row[self.tags].astype(np.int64))[None]
+            batch = {"labels": tags.clamp_min(0), "weights": (tags >= 0).float()}
+            output = {"scores": scores[row[self.words].astype(np.int64)][None]}
+            vectors.append(self.eval_outputs(output, batch))
+        return {"most frequent tag": self.metric_sums({"vectors": torch.cat(vectors)}, {})}
+
     def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
         """Return metrics per entity type."""
         sums = outputs["vectors"].double().sum(0)

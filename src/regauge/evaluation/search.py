@@ -1,7 +1,7 @@
 """Search metrics of embedding models: the queries of a collection rank its whole corpus.
 
-The metrics are those of trec_eval: the gain of nDCG is the grade, and a grade from 1 is relevant.
-As in BEIR, a query that is also a document does not find itself.
+The metrics and the order of equal scores are those of trec_eval: the gain of nDCG is the grade, and
+a grade from 1 is relevant. As in BEIR, a query that is also a document does not find itself.
 """
 
 from __future__ import annotations
@@ -100,12 +100,14 @@ def _encode(model: LoadedModel, texts: Sequence[str], prompt: str) -> np.ndarray
 def rank_documents(
     score: Scorer, queries: dict[str, str], documents: dict[str, str]
 ) -> dict[str, list[str]]:
-    """Return the best documents of each query by their ids; of equal scores, the first in order."""
-    names, rankings = list(documents), dict[str, list[str]]()
+    """Return the ids of each query's best documents; among equal scores, the last id is first."""
+    names, rankings = sorted(documents, reverse=True), dict[str, list[str]]()
+    numbers = {name: number for number, name in enumerate(documents)}
+    order = [numbers[name] for name in names]
     for start in range(0, len(queries), QUERIES_PER_BATCH):
         batch = dict(islice(queries.items(), start, start + QUERIES_PER_BATCH))
         for query, scores in zip(batch, score(list(batch.values())), strict=True):
-            best = np.argsort(-scores, kind="stable")[: RANKED + 1].tolist()
+            best = np.argsort(-scores[order], kind="stable")[: RANKED + 1].tolist()
             rankings[query] = [names[number] for number in best if names[number] != query][:RANKED]
     return rankings
 

@@ -12,6 +12,7 @@ import pytest
 
 from regauge.commands._parts.chat import Chat
 from regauge.inference.export.generator import TextStream
+from regauge.inference.export.text_stream import AnswerText
 from regauge.models.settings import Generation
 from regauge.system import stop_signals
 
@@ -105,8 +106,8 @@ def test_interrupts_are_no_stop_signals_in_a_chat() -> None:
 class CharacterPreprocessor:
     """Decodes tokens as the bytes of UTF-8."""
 
-    def decode(self, ids: Any) -> list[str]:
-        return [bytes(row.tolist()).decode(errors="replace") for row in ids]
+    def build_answer(self, generation: Generation) -> AnswerText:
+        return AnswerText(lambda tokens: bytes(tokens).decode(errors="replace"), generation)
 
 
 @pytest.mark.parametrize(

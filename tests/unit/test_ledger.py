@@ -147,7 +147,6 @@ def test_the_last_complete_line_is_read(tmp_path: Path) -> None:
     assert jsonl.read_last_line(path) == {"step": 2}
 
 
-def test_a_non_finite_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        jsonl.append_line(tmp_path / "a.jsonl", {"loss": float("nan")})
-    assert (tmp_path / "a.jsonl").read_text() == ""
+def test_a_non_finite_number_is_null_with_its_text(tmp_path: Path) -> None:
+    jsonl.append_line(tmp_path / "a.jsonl", {"loss": float("nan"), "step": 1})
+    assert (tmp_path / "a.jsonl").read_text() == '{"loss": null, "step": 1, "loss_text": "NaN"}\n'

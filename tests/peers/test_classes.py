@@ -38,7 +38,7 @@ def test_classes_equal_transformers(name: str, limit: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_values_of_pairs_equal_transformers(name: str, limit: int, tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, name, limit, num_labels=1)
-    expected = reference.compute_logits(folder, QUERIES, TEXTS).numpy()
+    expected = reference.compute_logits(folder, QUERIES, TEXTS).sigmoid().numpy()
     model = regauge.load(folder, threads=1, text={"pair_fields": ("query", "document")})
     for size in (1, 16):
         values = compute_in_batches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,12 @@ from regauge.data.randomness import hash_keys
 from regauge.data.row_order import PADDING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from regauge.data.dataset import DatasetRows
 
 HASH_WORDS = 4
 """16-bit words per hash; a float represents each word exactly."""
 Arrays = dict[str, np.ndarray]
-OptionalRows = list[dict[str, Any] | None]
+OptionalRows = Sequence[dict[str, Any] | None]
 """Dataset rows; None where the row number is PADDING."""
 
 

@@ -329,11 +329,11 @@ class Classify(ClassesTask):
             targets = one_hot(targets, self._count_outputs(self.classes)).float()
         shares = targets.mean(0, keepdim=True)
         prior = shares.logit(1e-6) if self._is_multi_label else shares.clamp_min(1e-6).log()
-        texts = [
+        fit_texts, texts = (
             [np.concatenate([row[name] for name in self.text_fields]) for row in rows]
             for rows in (train, heldout)
-        ]
-        scores = score_by_counts(*texts, targets, several=self._is_multi_label)
+        )
+        scores = score_by_counts(fit_texts, texts, targets, several=self._is_multi_label)
         linear = {} if scores is None else {"tf-idf + logistic regression": measure(scores)}
         return {"majority": measure(prior), **linear}
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from regauge.system.errors import DataError
 from regauge.system.expectations import describe_expectation, format_value
-from regauge.system.files import format_json, read_content, restore_non_finite, write_json
+from regauge.system.files import TEXT, format_json, read_content, restore_non_finite, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,8 +122,8 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
         raise ValueError(f"it contains {json.dumps(document)[:20]}, not an object")  # noqa: TRY004
     if CHECKSUM in document and document.pop(CHECKSUM) != hash_document(document):
         raise ValueError(f"its {CHECKSUM} differs, so it has changed since it was written")
-    restored: dict[str, Any] = restore_non_finite(document)
-    return restored
+    names_some = TEXT in content if isinstance(content, str) else TEXT.encode() in content
+    return restore_non_finite(document) if names_some else document
 
 
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:

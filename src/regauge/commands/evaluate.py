@@ -18,7 +18,7 @@ from regauge.commands import AsJson, DryRun, Override
 from regauge.config.output_files import EVALUATION
 from regauge.data.dataset import read_manifest
 from regauge.data.sources._suffixes import build_source_table
-from regauge.evaluation.inputs import (
+from regauge.evaluation.evaluation_files import (
     describe_inputs,
     find_collection,
     find_result,

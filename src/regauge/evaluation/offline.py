@@ -10,13 +10,12 @@ import torch
 import torch.distributed as dist
 
 from regauge.accelerators import REFERENCE_KIND, claim_device, init_process_group, wait_for_all
-from regauge.config import FORMAT, dump, parse_choice
-from regauge.config.output_files import EVALUATION, SAMPLES
+from regauge.config import parse_choice
 from regauge.data.dataset import Dataset
 from regauge.data.loader import build_loader
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
-from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
+from regauge.evaluation.evaluation_files import write_samples, write_table
 from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
 from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact, open_unchecked
 from regauge.inference.export.engine import load_engine
@@ -24,10 +23,8 @@ from regauge.inference.export.engine_module import EngineModule
 from regauge.inference.export.trained_task import find_trained_task
 from regauge.models.settings import Model
 from regauge.models.tensors import precision_dtype
-from regauge.system import jsonl
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.hub import final_model_dir
-from regauge.system.json_files import write_sealed
 from regauge.system.processes import World
 from regauge.training.defaults import resolve_execution
 from regauge.training.generation import generate_samples
@@ -39,8 +36,9 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Accelerator, Batch
     from regauge.evaluation.settings import EvaluateSettings
-    from regauge.tasks import ClassReport, Direction, MetricSums, Task
+    from regauge.tasks import ClassReport, MetricSums, Task
 
+DEFAULT_MICROBATCH_ROWS = 64
 MAX_TRAINING_ROWS = 20_000
 """Training rows on which baselines are fitted."""
 Row = dict[str, Any]
@@ -90,12 +88,20 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
             partial(load_weights, dataset=dataset, dtype=dtype),
         )
     results = _evaluate_all(settings, dataset, models, dtype)
-    if world.is_main_process and results.samples:
-        _write_samples(Path(settings.output.folder) / SAMPLES, results.samples)
+    write_samples(settings, results.samples)
     if dist.is_initialized():
         wait_for_all()
     resolved = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
-    return _write_table(resolved, results, world, dataset)
+    num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
+    sample = "" if num_rows == num_heldout else f"{num_rows:,} of "
+    return write_table(
+        resolved,
+        results.rows,
+        note=f"{sample}{num_heldout:,} held-out rows of {settings.data.path}",
+        data_fingerprint=dataset.manifest.fingerprint,
+        num_rows=num_rows,
+        classes=results.classes,
+    )
 
 
 def _open_model(folder: Path, task: Task, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
@@ -268,40 +274,3 @@ def _select_random_model(
             return model.model_copy(update={"weights": "random"}), heldout
     problem = "evaluate.untrained needs a model, but all models are artifacts"
     raise SettingsError(problem, "remove evaluate.untrained")
-
-
-def _write_samples(path: Path, samples: list[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    for sample in samples:
-        jsonl.append_line(path, sample)
-
-
-def _list_directions(task: Task, rows: list[Row]) -> dict[str, Direction]:
-    directions = {name: task.find_direction(name) for row in rows for name in row}
-    return {name: direction for name, direction in directions.items() if direction}
-
-
-def _write_table(
-    settings: EvaluateSettings, results: Results, world: World, dataset: Dataset
-) -> dict[str, Any]:
-    folder, num_heldout = Path(settings.output.folder), len(dataset.rows("heldout"))
-    num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
-    sample = "" if num_rows == num_heldout else f"{num_rows:,} of "
-    table = {
-        "format": FORMAT,
-        "title": settings.evaluate.title,
-        "rows": results.rows,
-        "directions": _list_directions(settings.task, results.rows),
-        "classes": results.classes,
-        "notes": [f"{sample}{num_heldout:,} held-out rows of {settings.data.path}"],
-        "settings": dump(settings),
-        "identity": {
-            "data_fingerprint": dataset.manifest.fingerprint,
-            "heldout_rows": num_rows,
-        },
-    }
-    if world.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(folder / EVALUATION, table)
-    return table

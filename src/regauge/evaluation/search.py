@@ -9,17 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.config import FORMAT, dump
-from regauge.config.output_files import EVALUATION
+from regauge.evaluation.evaluation_files import write_table
 from regauge.inference.export.model import load
 from regauge.system.errors import DataError, SettingsError
-from regauge.system.json_files import write_sealed
-from regauge.system.processes import detect_world
 from regauge.tasks._embeddings import DOCUMENT, QUERY
 from regauge.tasks._retrieval import Bm25Index
 
@@ -63,23 +59,13 @@ def evaluate_search(settings: EvaluateSettings, source: Beir) -> dict[str, Any]:
     for name, scorer in scorers.items():
         rankings = rank_documents(scorer, {key: queries[key] for key in judged}, documents)
         rows.append({"name": name, **search_metrics(rankings, judged)})
-    table = {
-        "format": FORMAT,
-        "title": settings.evaluate.title,
-        "rows": rows,
-        "classes": {},
-        "notes": [f"{len(judged):,} queries over {len(documents):,} documents of {source.folder}"],
-        "settings": dump(settings),
-        "identity": {
-            "data_fingerprint": source.list_pieces()[0].stamp,
-            "heldout_rows": len(judged),
-        },
-    }
-    if detect_world().is_main_process:
-        folder = Path(settings.output.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(folder / EVALUATION, table)
-    return table
+    return write_table(
+        settings,
+        rows,
+        note=f"{len(judged):,} queries over {len(documents):,} documents of {source.folder}",
+        data_fingerprint=source.list_pieces()[0].stamp,
+        num_rows=len(judged),
+    )
 
 
 def _build_scorer(model: LoadedModel, texts: list[str]) -> Scorer:

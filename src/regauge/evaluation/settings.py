@@ -13,8 +13,6 @@ from regauge.data.sources import Source
 from regauge.tasks import Task
 from regauge.training.settings import Evaluation, Execution, Output
 
-DEFAULT_MICROBATCH_ROWS = 64
-
 
 class EvaluateOptions(Settings):
     """Additional rows and the table heading."""

@@ -1,4 +1,4 @@
-"""Evaluation inputs: an evaluation with unchanged inputs is not repeated.
+"""Files of an evaluation: table, samples, and inputs, whose changes call for another one.
 
 This module does not import torch.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regauge import __version__
 from regauge.config import FORMAT, Tables, dump
@@ -18,14 +18,18 @@ from regauge.data.input_hashes import find_custom_code, stamp_files
 from regauge.data.sources.beir import Beir
 from regauge.inference.export.artifact import is_artifact
 from regauge.inference.export.manifest import MANIFEST
-from regauge.system import choices
+from regauge.system import choices, jsonl
 from regauge.system.files import sha256, write_json
 from regauge.system.hub import final_model_dir
-from regauge.system.json_files import find_valid_json
+from regauge.system.json_files import find_valid_json, write_sealed
+from regauge.system.processes import detect_world
 from regauge.tasks._embeddings import EmbeddingTask
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regauge.evaluation.settings import EvaluateSettings
+    from regauge.tasks import ClassReport
 
 OUTPUTS = (EVALUATION, SAMPLES)
 
@@ -68,6 +72,47 @@ def find_result(folder: Path, inputs: Tables) -> Tables | None:
     if record.get("inputs") != inputs or record.get("outputs") != _hash_outputs(folder):
         return None
     return find_valid_json(folder / EVALUATION)
+
+
+def write_table(
+    settings: EvaluateSettings,
+    rows: list[dict[str, Any]],
+    *,
+    note: str,
+    data_fingerprint: str,
+    num_rows: int,
+    classes: Mapping[str, ClassReport] | None = None,
+) -> Tables:
+    """Write an evaluation table if this is the main process; return it.
+
+    `note` describes the `num_rows` evaluated rows.
+    """
+    directions = {name: settings.task.find_direction(name) for row in rows for name in row}
+    table: Tables = {
+        "format": FORMAT,
+        "title": settings.evaluate.title,
+        "rows": rows,
+        "directions": {name: direction for name, direction in directions.items() if direction},
+        "classes": classes or {},
+        "notes": [note],
+        "settings": dump(settings),
+        "identity": {"data_fingerprint": data_fingerprint, "heldout_rows": num_rows},
+    }
+    if detect_world().is_main_process:
+        folder = Path(settings.output.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_sealed(folder / EVALUATION, table)
+    return table
+
+
+def write_samples(settings: EvaluateSettings, samples: list[dict[str, Any]]) -> None:
+    """Write completions of held-out prompts, if there are any and this is the main process."""
+    if samples and detect_world().is_main_process:
+        path = Path(settings.output.folder) / SAMPLES
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        for sample in samples:
+            jsonl.append_line(path, sample)
 
 
 def write_inputs(folder: Path, inputs: Tables) -> None:

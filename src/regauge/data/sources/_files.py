@@ -76,6 +76,11 @@ class TextLine(NamedTuple):
     """Human-readable location: "line 12" or "byte 4096"."""
     data: bytes
 
+    def split_columns(self) -> list[str]:
+        """Return the values between tabs, or without tabs between white space."""
+        text = self.data.decode(errors="surrogateescape")
+        return text.split("\t") if "\t" in text else text.split()
+
 
 def find_files(patterns: tuple[str, ...]) -> list[InputFile]:
     """Return the files that match, sorted and without repetition; raises DataError if none does."""

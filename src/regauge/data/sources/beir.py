@@ -93,14 +93,14 @@ class Beir(Source):
             if isinstance(line, Rejected):
                 rejected.append(line)
                 continue
-            text = line.data.decode(errors="surrogateescape")
-            values = text.split("\t") if "\t" in text else text.split()
+            values = line.split_columns()
             if len(values) == TREC_COLUMNS:
                 del values[1]
             try:
                 query, document, grade = values
                 score = parse_integer(grade.strip())
             except ValueError:
+                text = line.data.decode(errors="surrogateescape")
                 if text.strip() and line.location != "line 1":
                     rejected.append(Rejected(name, line.location, "no judgment", text[:80]))
             else:

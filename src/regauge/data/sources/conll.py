@@ -58,11 +58,10 @@ class Conll(_files.FileSource):
                 if isinstance(line, Rejected):
                     yield line
                     continue
-                text = line.data.decode(errors="surrogateescape")
-                row = text.split("\t") if "\t" in text else text.split()
-                if text.startswith("#") and not rows and (len(row) != width or "=" in text):
+                row, is_comment = line.split_columns(), line.data.startswith(b"#")
+                if is_comment and not rows and (len(row) != width or b"=" in line.data):
                     continue
-                if not text.strip() or row[0] == _DOCUMENT_START:
+                if not any(map(str.strip, row)) or row[0] == _DOCUMENT_START:
                     if rows:
                         yield _build_record(name, location, rows, fields)
                     rows = []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
+from regauge.data.values import parse_float
 from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from regauge.commands._recipes.data_file import DataFile
+    from regauge.data.values import Value
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "intent", "sentiment", "topic")
 RELEVANCE_NAMES = ("label", "relevance", "score", "rating", "grade", "clicked")
@@ -114,15 +115,8 @@ def find_features(data: DataFile, excluded: Collection[str]) -> list[str]:
 
 def find_score(data: DataFile) -> str:
     """Return the field with a number; raises DataError if there is none."""
-    numbers = [
-        name
-        for name, field in data.fields.items()
-        if all(isinstance(value, int | float) or _is_number(value) for value in field.values)
-    ]
-    score = _find_by_name(data, SCORE_NAMES, numbers) or next(iter(numbers), None)
-    if score is None:
-        raise _missing(data, "a number", SCORE_NAMES)
-    return score
+    numbers = [name for name, field in data.fields.items() if all(map(_is_number, field.values))]
+    return _choose(data, "a number", SCORE_NAMES, numbers)
 
 
 def find_tagged(data: DataFile) -> tuple[str, str]:
@@ -136,12 +130,9 @@ def find_tagged(data: DataFile) -> tuple[str, str]:
         for name, field in data.fields.items()
         if all(isinstance(value, list) for value in field.values)
     ]
-    words = _find_by_name(data, WORD_NAMES, lists) or next(iter(lists), None)
-    rest = [name for name in lists if name != words]
-    tags = _find_by_name(data, TAG_NAMES, rest) or next(iter(rest), None)
-    if words is None or tags is None:
-        raise _missing(data, "lists of words and of tags", ("tokens", "tags"))
-    return words, tags
+    words = _choose(data, "a list of words", WORD_NAMES, lists)
+    lists.remove(words)
+    return words, _choose(data, "a list of tags", TAG_NAMES, lists)
 
 
 def find_vector(data: DataFile) -> str:
@@ -152,10 +143,7 @@ def find_vector(data: DataFile) -> str:
         if all(isinstance(value, list) and value for value in field.values)
         and all(isinstance(number, int | float) for number in field.values[0])  # type: ignore[union-attr]
     ]
-    vector = _find_by_name(data, VECTOR_NAMES, vectors) or next(iter(vectors), None)
-    if vector is None:
-        raise _missing(data, "a vector", VECTOR_NAMES)
-    return vector
+    return _choose(data, "a vector", VECTOR_NAMES, vectors)
 
 
 def find_triplet(data: DataFile) -> tuple[str, str, str]:
@@ -172,13 +160,6 @@ def check_preferences(data: DataFile) -> None:
         raise _missing(data, "a chosen and a rejected answer", PREFERENCE_FIELDS)
 
 
-def _is_number(value: object) -> bool:
-    try:
-        return isinstance(value, str) and math.isfinite(float(value))
-    except ValueError:
-        return False
-
-
 def check_conversations(data: DataFile) -> None:
     """Raise DataError if the records are not conversations."""
     if not any(set(group) <= set(data.fields) for group in CHAT_FIELDS):
@@ -187,6 +168,24 @@ def check_conversations(data: DataFile) -> None:
 
 def _list_texts(data: DataFile, excluded: Collection[str]) -> list[str]:
     return [name for name, field in data.fields.items() if field.is_text and name not in excluded]
+
+
+def _is_number(value: Value) -> bool:
+    """Return whether a value is a number, or a text that `prepare` reads as one."""
+    if not isinstance(value, str):
+        return isinstance(value, int | float)
+    try:
+        parse_float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _choose(data: DataFile, content: str, names: Collection[str], candidates: list[str]) -> str:
+    """Return a field by its name, or the first candidate; raises DataError without one."""
+    if not candidates:
+        raise _missing(data, content, names)
+    return _find_by_name(data, names, candidates) or candidates[0]
 
 
 def _find_by_name(

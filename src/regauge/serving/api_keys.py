@@ -1,4 +1,4 @@
-"""Which clients a server accepts: those with an API key, and the web pages it allows."""
+"""API keys accepted by a server."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.serving.request_errors import ForbiddenError
+from regauge.serving.web_origins import is_loopback
 from regauge.system.errors import SettingsError
+from regauge.system.files import read_stamps
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from regauge.serving.settings import Serve
+    from regauge.system.files import Stamps
 
 VARIABLE = "REGAUGE_API_KEYS"
-PORT = re.compile(r":\d*$")
 WATCH_SECONDS = 2.0
 """How often the file of the keys is compared."""
 
@@ -38,7 +36,7 @@ class ApiKeys:
     def __init__(self, keys: list[str], path: Path | None = None) -> None:
         self.digests = tuple(_hash(key) for key in keys)
         self._path = path
-        self._stamp = None if path is None else _read_stamp(path)
+        self._stamps = () if path is None else _read_stamps(path)
 
     @classmethod
     def from_digests(cls, digests: Sequence[bytes]) -> ApiKeys:
@@ -67,9 +65,9 @@ class ApiKeys:
         """Read the file again whenever it changes, until cancelled; an invalid one is reported."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._path is None or self._stamp == (stamp := _read_stamp(self._path)):
+            if self._path is None or self._stamps == (stamps := _read_stamps(self._path)):
                 continue
-            self._stamp = stamp
+            self._stamps = stamps
             try:
                 self.digests = tuple(_hash(key) for key in _read_file(self._path))
             except SettingsError as error:
@@ -92,43 +90,6 @@ class ApiKeys:
         digest = _hash(_read_key(authorization or ""))
         matches = [hmac.compare_digest(digest, known) for known in self.digests]
         return digest.hex()[:16] if any(matches) else None
-
-
-def check_origin(settings: Serve, headers: Mapping[str, str]) -> None:
-    """Raise ForbiddenError for requests that a web page sends without permission.
-
-    A browser sends any page's requests to a local server. A page whose own host name resolves to
-    this machine could read the answers as well, so the host name counts, too.
-    """
-    allowed, host = settings.http.allowed_origins, headers.get("host", "")
-    if "*" in allowed:
-        return
-    origin = headers.get("origin")
-    if origin is not None and origin not in allowed and origin.partition("://")[2] != host:
-        problem = f"web pages of {origin[:80]} may not use this server"
-        raise ForbiddenError(f"{problem}; add it to serve.http.allowed_origins")
-    hosts = {known.partition("://")[2] for known in allowed}
-    is_public = not is_loopback(settings.host)
-    if not (is_public or host in hosts or _is_local_name(host)):
-        problem = f"the host name {host[:80]} is not one of this server"
-        raise ForbiddenError(f"{problem}; add http://{host[:80]} to serve.http.allowed_origins")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine's loopback interface."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_local_name(host: str) -> bool:
-    """Return whether a Host header is an address or a local name, which no web site can own."""
-    name = PORT.sub("", host).strip("[]")
-    try:
-        return bool(ipaddress.ip_address(name))
-    except ValueError:
-        return "." not in name or name.endswith(".localhost")
 
 
 def _read_key(authorization: str) -> str:
@@ -157,13 +118,12 @@ def _read_file(path: Path) -> list[str]:
     return keys
 
 
-def _read_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file, or None without one."""
+def _read_stamps(path: Path) -> Stamps:
+    """Return what changes with a file; empty without it."""
     try:
-        status = path.stat()
+        return read_stamps([path])
     except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+        return ()
 
 
 def _hash(key: str) -> bytes:

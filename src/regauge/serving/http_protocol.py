@@ -25,7 +25,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from regauge.serving.api_keys import check_origin
 from regauge.serving.dispatcher import RequestOptions
 from regauge.serving.model_set import RECORD_KINDS
 from regauge.serving.model_slot import TRIAL, CanaryTrial
@@ -41,6 +40,7 @@ from regauge.serving.request_errors import (
     UnknownModelError,
     describe_validation_error,
 )
+from regauge.serving.web_origins import check_origin
 from regauge.system.log import logger
 
 if TYPE_CHECKING:

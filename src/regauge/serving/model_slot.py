@@ -25,6 +25,7 @@ from regauge.serving.artifact_snapshot import create_snapshot, remove_snapshot
 from regauge.serving.model_version import ModelVersion, open_served_artifact
 from regauge.serving.request_errors import UnavailableError
 from regauge.system.errors import DataError, RegaugeError, SettingsError, first_line
+from regauge.system.files import read_stamps
 from regauge.system.json_files import find_json, hash_document
 from regauge.system.log import logger
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
+    from regauge.system.files import Stamps
 
-Fingerprint = tuple[tuple[str, int, int, int], ...]
 """Path, inode, size and time in nanoseconds of each file, with links resolved."""
 
 
@@ -194,7 +195,7 @@ class ModelSlot:
         self._metrics = metrics
         self._executor = executor
         self._lock = asyncio.Lock()
-        self._fingerprint: Fingerprint | None = None
+        self._fingerprint: Stamps | None = None
         self._contract: Mapping[str, object] = {}
         """What clients rely on: the contract of the current version, or of the last one."""
         self._program: ProgramEntry | None = None
@@ -379,8 +380,8 @@ class ModelSlot:
             return artifact, contract
         return create_snapshot(artifact), contract
 
-    async def _find_version(self) -> tuple[Path, Fingerprint]:
-        def find() -> tuple[Path, Fingerprint]:
+    async def _find_version(self) -> tuple[Path, Stamps]:
+        def find() -> tuple[Path, Stamps]:
             folder = self._source.find_folder()
             return folder, _read_fingerprint(folder, self._required_files)
 
@@ -421,7 +422,7 @@ def _compare_contracts(
         raise SettingsError(problem, remedy)
 
 
-def _read_fingerprint(folder: Path, required_files: Sequence[Path]) -> Fingerprint:
+def _read_fingerprint(folder: Path, required_files: Sequence[Path]) -> Stamps:
     """Return a fingerprint of an artifact's files and other ones; empty without a manifest."""
     try:
         folder = folder.resolve(strict=True)
@@ -429,9 +430,6 @@ def _read_fingerprint(folder: Path, required_files: Sequence[Path]) -> Fingerpri
             return ()
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         paths += filter(Path.is_file, required_files)
-        statuses = [(path, path.stat()) for path in paths]
+        return read_stamps(paths)
     except OSError:  # the folder is being replaced
         return ()
-    return tuple(
-        (str(path), status.st_ino, status.st_size, status.st_mtime_ns) for path, status in statuses
-    )

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 TEXT = "_text"
 """Suffix of the key that names a number which JSON lacks."""
+Stamps = tuple[tuple[str, int, int, int], ...]
+"""Path, inode, size and modification time in nanoseconds of some files."""
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 TEMPORARY = ".tmp"
 """Suffix of a file being written; the name begins with a dot."""
@@ -71,6 +73,14 @@ def find_cache_folder() -> Path:
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document with sorted keys, atomically."""
     write_atomic(path, format_json(document, indent=1, sort_keys=True))
+
+
+def read_stamps(paths: Iterable[Path]) -> Stamps:
+    """Return what changes when files are written or replaced; raises OSError for a missing file."""
+    statuses = ((path, path.stat()) for path in paths)
+    return tuple(
+        (str(path), status.st_ino, status.st_size, status.st_mtime_ns) for path, status in statuses
+    )
 
 
 def format_json(document: Any, **options: Any) -> str:

@@ -56,6 +56,8 @@ ERROR_KINDS = {
 PAIR_TEXTS = 2
 RANKER_KINDS: tuple[OutputKind, ...] = ("values", "scores")
 PREDICTED_KINDS: tuple[OutputKind, ...] = ("classes", *RANKER_KINDS, "entities")
+SIDES: dict[str | None, Side] = {"left": "left", "Left": "left", "right": "right", "Right": "right"}
+"""Spellings of `truncation_direction`; the capitals are those of text-embeddings-inference."""
 TOKEN_BYTES = 1 << 20
 """Maximum body of routes for tokens, whose answers are many times as large."""
 
@@ -80,9 +82,7 @@ class TruncationOptions(RequestBody):
     @property
     def truncation_side(self) -> Side | None:
         """The side in lowercase."""
-        side: Any = self.truncation_direction and self.truncation_direction.lower()
-        checked: Side | None = side
-        return checked
+        return SIDES.get(self.truncation_direction)
 
 
 class TextsBody(ModelBody, TruncationOptions):

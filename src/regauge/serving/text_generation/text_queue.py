@@ -73,7 +73,7 @@ class TokenStream:
         """Return all events since the last call, at least one; empty after the end.
 
         Raises DeadlineError if the next token is late or the deadline has passed, and
-        InferenceError if the worker ended.
+        UnavailableError if the worker ended.
         """
         if self._has_ended:
             return []

@@ -113,6 +113,9 @@ def test_a_folder_is_evaluated_on_the_heldout_rows_of_its_run(
     assert main(["evaluate", str(run / part), *EXECUTION, "--json"]) == 0
     answer = read_json(capsys.readouterr().out)
     assert answer["output"] == str(run.with_name("run-evaluation") / "evaluation.json")
+    directions = read_json(Path(answer["output"]).read_text())["directions"]
+    assert (directions["accuracy"], directions["loss"]) == ("max", "min")
+    assert "items" not in directions
     row, *baselines = answer["rows"]
     assert [row["name"] for row in baselines] == ["majority", "tf-idf + logistic regression"]
     assert row.pop("name") == "run"

@@ -20,7 +20,7 @@ from regauge.data.loader import CollatorConfig
 from regauge.data.settings import DataSettings
 from regauge.models.settings import Model
 from regauge.system.errors import SettingsError
-from regauge.tasks import Task, _retrieval
+from regauge.tasks import MAX_SAMPLED_ROWS, Task, _retrieval
 from regauge.tasks.clm import Clm
 from regauge.tasks.contrastive import Contrastive
 from regauge.tasks.mlm import Mlm, choose_partners
@@ -217,6 +217,14 @@ def test_a_dataset_of_another_layout_is_refused(
     form = BatchForm(rows=8, microbatch_rows=4, has_any_shape=True)
     counts = task.sample_tokens(DataSettings(path=str(fitting.folder)), fitting.manifest, form)
     assert 0.5 < counts.real_fraction <= 1
+
+
+def test_the_tokens_of_a_huge_batch_are_counted_in_a_part_of_it(packed_data: Dataset) -> None:
+    data = DataSettings(path=str(packed_data.folder))
+    forms = [BatchForm(rows, rows, has_any_shape=False) for rows in (MAX_SAMPLED_ROWS, 2**24)]
+    whole, part = (Mlm().sample_tokens(data, packed_data.manifest, form) for form in forms)
+    assert whole.rows == part.rows == MAX_SAMPLED_ROWS
+    assert whole.computed == part.computed
 
 
 def test_only_answer_tokens_have_weight(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def build_document(
 
 
 def read_run(folder: Path) -> Tables | None:
-    """Read a folder's run.json; None if there is no such file.
+    """Read a folder's run.json; None if it is missing.
 
     Raises DataError if it is damaged.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import hypot
+import math
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,8 @@ def bound_gain(better: float, worse: float, num_rows: int, sigmas: float) -> tup
     ]
     (low, high), (other_low, other_high) = ((item.low, item.high) for item in intervals)
     gain = better - worse
-    lower = gain - hypot(better - low, other_high - worse)
-    return lower, gain + hypot(high - better, worse - other_low)
+    lower = gain - math.hypot(better - low, other_high - worse)
+    return lower, gain + math.hypot(high - better, worse - other_low)
 
 
 @pytest.mark.parametrize("rows", [None, ROWS], ids=["all rows", "some rows"])
@@ -163,6 +163,26 @@ def test_fewer_rows_never_permit_a_larger_loss(
     with pytest.raises(RegaugeError) as caught:
         check(folder, tmp_path / "gate", {"rate": band})
     assert caught.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "band", [{"max_loss": 9.0}, {"max_relative_loss": 9.0}, {"sigmas": 2}, {"min_value": 0.0}]
+)
+@pytest.mark.parametrize("serving", ["serving", "none"])
+def test_a_number_that_is_not_finite_passes_no_gate(
+    tmp_path: Path, value: float, band: dict[str, Any], serving: str
+) -> None:
+    """Neither against another model, nor as the first one."""
+    folder = write_evaluation(tmp_path / "evaluation", 500, ratio=(value, 0.5))
+    if serving == "none":
+        document = json.loads((folder / "evaluation.json").read_text())
+        config.save(folder / "evaluation.json", document | {"rows": document["rows"][:1]})
+    band = {**band, "direction": "max"}
+    with pytest.raises(DifferenceError, match=f"ratio is {value}, not a finite number"):
+        check(folder, tmp_path / "gate", {"ratio": band})
+    record = json.loads((tmp_path / "gate" / "gate.json").read_text(), parse_constant=pytest.fail)
+    assert not record["passed"]
 
 
 @pytest.mark.parametrize("metric", ["brier", "rmse", "mae", "wer", "cross_entropy", "my_loss"])

@@ -86,20 +86,25 @@ def _encode(model: LoadedModel, texts: Sequence[str], prompt: str) -> np.ndarray
 def rank_documents(
     score: Scorer, queries: dict[str, str], documents: dict[str, str]
 ) -> dict[str, list[str]]:
-    """Return the ids of each query's best documents; among equal scores, the last id is first."""
+    """Return the ids of each query's best documents; among equal scores, the last id is first.
+
+    A query with a non-finite score is left out.
+    """
     names, rankings = sorted(documents, reverse=True), dict[str, list[str]]()
     numbers = {name: number for number, name in enumerate(documents)}
     order = [numbers[name] for name in names]
     for start in range(0, len(queries), QUERIES_PER_BATCH):
         batch = dict(islice(queries.items(), start, start + QUERIES_PER_BATCH))
         for query, scores in zip(batch, score(list(batch.values())), strict=True):
+            if not np.isfinite(scores).all():
+                continue
             best = np.argsort(-scores[order], kind="stable")[: RANKED + 1].tolist()
             rankings[query] = [names[number] for number in best if names[number] != query][:RANKED]
     return rankings
 
 
 def search_metrics(rankings: dict[str, list[str]], judged: Judgments) -> dict[str, float]:
-    """Return the means over the queries.
+    """Return the means over the queries; NaN if a ranking is missing.
 
     For example:
 
@@ -108,7 +113,7 @@ def search_metrics(rankings: dict[str, list[str]], judged: Judgments) -> dict[st
     """
     sums: dict[str, float] = {}
     for query, grades in judged.items():
-        gains = [max(grades.get(name, 0), 0) for name in rankings[query]]
+        gains = [max(grades.get(name, 0), 0) for name in rankings.get(query, ())]
         ideal = sorted((max(grade, 0) for grade in grades.values()), reverse=True)
         num_relevant = sum(gain > 0 for gain in ideal)
         first = next((rank for rank, gain in enumerate(gains[:MRR_AT], 1) if gain), math.inf)
@@ -118,7 +123,8 @@ def search_metrics(rankings: dict[str, list[str]], judged: Judgments) -> dict[st
         }
         for k in RECALL_AT:
             values[f"recall@{k}"] = sum(gain > 0 for gain in gains[:k]) / num_relevant
-        for name, number in values.items():
+        for name, value in values.items():
+            number = value if query in rankings else math.nan
             sums[name] = sums.get(name, 0.0) + number / len(judged)
     return sums
 

@@ -86,8 +86,8 @@ class TokenTask(Task):
     def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
         """Add perplexity, the exponential of the mean token loss."""
         token_loss = means.get(NLL, means["loss"])
-        is_finite = token_loss < MAX_EXPONENT
-        return {**means, "perplexity": math.exp(token_loss) if is_finite else math.inf}
+        is_infinite = token_loss >= MAX_EXPONENT
+        return {**means, "perplexity": math.inf if is_infinite else math.exp(token_loss)}
 
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
         """Return `nll`, `correct` and `weights`, concatenated to [batch, 3 x tokens]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,16 +61,23 @@ class HeldoutSet:
         """Return a module's metrics and outputs; every process gets the same values.
 
         Outputs, in row order, are returned only for tasks with `metrics_need_all_rows` or custom
-        metrics. Raises DataError if a custom metric fails.
+        metrics. If the loss or an output is not finite, all metrics are NaN and no outputs are
+        returned, because comparing or sorting NaN may give any value, even the best one. Raises
+        DataError if a custom metric fails.
         """
         set_active_task(module, self.task_name)
         module.eval()
         with torch.no_grad():
             metrics, outputs = self._evaluate(module)
+        is_finite = math.isfinite(next(iter(metrics.values())))
+        if outputs:
+            is_finite &= bool(select_real(outputs)["vectors"].isfinite().all())
         if self.custom_metrics:
             tensors = self.task.metric_arrays(select_real(outputs))
             metrics = compute_custom_metrics(self.custom_metrics, tensors, metrics)
-        return metrics, outputs
+        if is_finite:
+            return metrics, outputs
+        return {name: metrics[name] if name == ITEMS else math.nan for name in metrics}, {}
 
     def _evaluate(self, module: nn.Module) -> tuple[dict[str, float], Batch]:
         """Return the metrics over all processes, and the outputs in slot order if needed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -341,10 +342,9 @@ class Target(Settings):
         return self.at_least if self.at_least is not None else self.at_most or 0.0
 
     def is_reached(self, values: Mapping[str, float]) -> bool:
-        value = values.get(self.metric)
-        if value is None:
-            return False
-        return value <= self.threshold if self.at_least is None else value >= self.threshold
+        value = values.get(self.metric, math.nan)
+        low, high = (value, self.threshold) if self.at_least is None else (self.threshold, value)
+        return low <= high and math.isfinite(value)
 
 
 class Stop(Settings):

@@ -189,12 +189,19 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
         metrics |= {f"{prefix}/{name}": value for name, value in values.items()}
     keeps_earlier = context.settings.has_best_final_model and state.best_step is not None
     is_final = not keeps_earlier or is_best(context, state, metrics)
-    if reports and is_final and context.world.is_main_process:
-        document = {"format": FORMAT, "step": state.step, "classes": reports}
-        write_json(context.folder / CLASS_REPORTS, document)
+    if is_final and context.world.is_main_process:
+        _write_class_reports(context.folder / CLASS_REPORTS, state.step, reports)
     if metrics:
         context.hooks.after_evaluation(state.step, metrics)
     return metrics
+
+
+def _write_class_reports(path: Path, step: int, reports: dict[str, ClassReport]) -> None:
+    """Write per-class metrics; without any, remove those of an earlier step."""
+    if reports:
+        write_json(path, {"format": FORMAT, "step": step, "classes": reports})
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ class GatedMetric:
     serving: float | None
     """The serving model's value; None if the metric is not compared."""
     limit: float | None
-    """Worst permitted value; None without a model to compare with."""
+    """Worst permitted value; None without a model to compare with, or for a non-finite value."""
     band: str
     """The limit's rule as text."""
     passed: bool
@@ -72,7 +72,9 @@ class GatedMetric:
 
     def describe_failure(self) -> str:
         """Return the failure as text: the metric, both values and the band."""
-        side = "above" if self.limit is not None and self.new > self.limit else "below"
+        if self.limit is None:
+            return f"{self.name} is {self.new}, not {self.band}"
+        side = "above" if self.new > self.limit else "below"
         if self.undecided:
             side = "against a limit of"
         against = "" if self.serving is None else f" (serving model: {self.serving:.6g})"
@@ -134,6 +136,8 @@ def _apply_band(
     num_rows: int | None,
 ) -> list[GatedMetric]:
     new, serving = values
+    if not isfinite(new):
+        return [GatedMetric(name, new, serving, None, "a finite number", passed=False)]
     results = []
     if band.compares and serving is None:
         results.append(GatedMetric(name, new, None, None, "no serving model", passed=True))

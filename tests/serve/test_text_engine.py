@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -276,6 +277,38 @@ def test_equal_prefixes_are_computed_once(
         assert answers == reference.generate(models(), prompts, GREEDY)
         counts.append(collector.num_steps)
     assert counts[0] < counts[1]
+
+
+def read_resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_the_memory_of_the_cache_is_taken_when_it_is_used(
+    expect: Callable[..., Any], load: Callable[..., Any]
+) -> None:
+    load()
+    before = read_resident_bytes()
+    engine = load(serving=SERVING.model_copy(update={"kv_cache_tokens": 1 << 20}))
+    cache: Any = engine._processor.cache
+    assert cache.cache_tensor.numel() > 256e6
+    assert Collector(engine).run(make_requests(GREEDY)) == expect(GREEDY)
+    assert read_resident_bytes() - before < 100e6
+
+
+def test_ended_requests_keep_a_share_of_the_cache_and_the_newest_prefix(
+    models: Callable[..., Artifact], load: Callable[..., Any]
+) -> None:
+    engine = load(serving=SERVING.model_copy(update={"kv_cache_tokens": 1600}))
+    prompts = [np.resize(prompt, 60) for prompt in draw_prompts(12)]
+    answers = [Collector(engine).run(make_requests(GREEDY, [prompt]))[0] for prompt in prompts]
+    assert answers == reference.generate(models(), prompts, GREEDY)
+    cache: Any = engine._processor.cache
+    [allocator] = cache.cache_allocators.values()
+    cache.pool.try_to_free_sectors()
+    assert cache.num_blocks == 50
+    assert cache.num_blocks - cache.pool.num_free_sectors == 50 // 8
+    lengths = [len(allocator.match_prefix_blocks(prompt.tolist())) for prompt in prompts]
+    assert lengths == [0] * 9 + [1] * 3
 
 
 @pytest.mark.parametrize(

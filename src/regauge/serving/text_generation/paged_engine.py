@@ -24,6 +24,7 @@ from transformers.generation.continuous_batching.utils import (
 )
 
 from regauge.models.generation.text_generation import find_generation_limit
+from regauge.serving.text_generation.kv_memory import MappedZeros, limit_prefixes
 from regauge.serving.text_generation.paged_attention import NAME
 from regauge.serving.text_generation.request_sampler import (
     RequestSampler,
@@ -83,9 +84,8 @@ class PagedTextEngine(TextEngine):
         self._attention = self._model.config._attn_implementation  # noqa: SLF001 - no public name
         self._processor: Any = self._build_processor(settings, limit)
         capacity = infer_max_single_request_tokens(self._processor.cache)
-        super().__init__(
-            EngineLimits(min(capacity, limit or capacity), program.vocabulary, self._max_running)
-        )
+        self._max_tokens = min(capacity, limit or capacity)
+        super().__init__(EngineLimits(self._max_tokens, program.vocabulary, self._max_running))
 
     def _build_processor(self, settings: TextServing, limit: int | None) -> Any:
         """Return transformers' batch processor with Regauge's attention and sampler."""
@@ -106,7 +106,8 @@ class PagedTextEngine(TextEngine):
         manager.logit_processor = self.sampler
         manager.output_router = NoOutputs()
         self._model.set_attn_implementation(NAME)
-        return manager._create_batch_processor()  # noqa: SLF001 - the loop without its thread
+        with MappedZeros():
+            return manager._create_batch_processor()  # noqa: SLF001 - the loop without its thread
 
     def _count_cache_tokens(self, settings: TextServing, limit: int | None) -> int:
         """Return the cache size in tokens: as set, or for all requests within half the memory."""
@@ -190,6 +191,7 @@ class PagedTextEngine(TextEngine):
         self._processor.update_batch()
         for state in self.sampler.states:
             self._record(state, is_failed=state.request_id in failed)
+        limit_prefixes(self._processor.cache, self._max_tokens)
 
     def _record(self, state: Any, *, is_failed: bool) -> None:
         request_id, token = state.request_id, state.generated_tokens[-1]

@@ -26,8 +26,8 @@ class TextServing(Settings):
     """Time limit for each further token. Only the header `Regauge-Timeout-Ms` limits the whole
     answer."""
     kv_cache_tokens: int | None = Field(default=None, ge=16)
-    """Key-value cache capacity in tokens. By default enough for all running requests, but at most
-    half of the free memory."""
+    """Maximum key-value cache size in tokens. By default enough for all running requests, but at
+    most half of the free memory. Host memory is taken when tokens first need it."""
     max_batch_tokens: int = Field(default=512, ge=16)
     """Maximum tokens per step; a longer prompt is computed in several steps."""
     share_prefixes: bool = True

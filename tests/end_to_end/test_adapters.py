@@ -79,3 +79,43 @@ def test_adapters_of_random_weights_are_refused(
     export = ["export", str(tmp_path / "run"), "--format", "peft", "--to", str(tmp_path / "a")]
     assert main(export) == 2
     assert "belong to random weights, which are in no folder" in capsys.readouterr().err
+
+
+TIED = {
+    "llama": ("lm_head", "q_proj"),
+    "clm": ("lm_head", "c_attn"),
+    "mlm": ("predictions.decoder", "query"),
+}
+"""Task -> adapted layers, among them the output layer, which is tied to the embeddings."""
+
+
+@pytest.mark.parametrize("task", TIED)
+def test_an_adapter_of_a_tied_output_layer_unties_the_merged_model(
+    task: str, tmp_path: Path
+) -> None:
+    """The reference is peft, unmerged; a checkpoint gives the same model."""
+    write, adapted_class, merged_class = CASES[task]
+    data, first, second = write(tmp_path / "data"), tmp_path / "first", tmp_path / "second"
+    tied = {"model": {"config": {"tie_word_embeddings": True}}, "stop": {"steps": 1}}
+    attempt(settings(first, data, task, **tied), processes.World())
+    lora = {**ADAPTERS, "targets": TIED[task]}
+    changes: dict[str, Any] = {
+        "model": {"path": str(first), "lora": lora, "dropout": 0.0},
+        "stop": {"steps": 2},
+        "output": {"checkpoint": {"every_steps": 2}},
+        "optimizer": {"learning_rate": 0.05},
+    }
+    attempt(settings(second, data, task, **changes), processes.World())
+    again = tmp_path / "again"
+    command = ["export", str(second), "export.step=2", "--format", "hf", "--to", str(again)]
+    assert main(command) == 0
+    tokens = torch.arange(5, 29).view(2, 12)
+    with record_warnings(), torch.no_grad():
+        adapted = getattr(peft, adapted_class).from_pretrained(second / "adapter").eval()
+        expected = adapted(tokens).logits
+    for folder in (second / "model", again):
+        merged = getattr(transformers, merged_class).from_pretrained(folder).eval()
+        embeddings, output = merged.get_input_embeddings(), merged.get_output_embeddings()
+        assert not torch.equal(embeddings.weight, output.weight)
+        with torch.no_grad():
+            torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-5, atol=1e-5)

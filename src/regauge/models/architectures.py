@@ -144,8 +144,7 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
     options = no_pooler_argument(model_class) if head == "none" else {}
     with META:
         model: PreTrainedModel = auto_class.from_config(config, dtype=torch.float32, **options)
-    is_pretrained = settings.path is not None and settings.weights == "pretrained"
-    if is_pretrained and are_untied(model, list_weights(resolve_model(str(settings.path)))):
+    if _starts_untied(settings, model):
         config.tie_word_embeddings = False
         return _build_on_meta(settings, head, config)
     model.float()
@@ -342,16 +341,33 @@ def add_adapters(model: PreTrainedModel, settings: Lora) -> None:
         train_head(model)
 
 
-def build_template(folder: Path) -> PreTrainedModel:
-    """Build the model of a folder written by Regauge, on the meta device."""
+def build_template(folder: Path, start: Model | None = None) -> PreTrainedModel:
+    """Build the model of a folder written by Regauge, on the meta device.
+
+    With the settings of its run, `start`, weights are tied as in the run, before adapters are
+    merged.
+    """
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config: Any = transformers.AutoConfig.from_pretrained(folder)
     model_class = getattr(transformers, config.architectures[0])
     options = {"dtype": torch.float32, **no_pooler_argument(model_class)}
+    if start is not None:
+        first_config = _build_config(start, config.vocab_size, 0)
+        config.tie_word_embeddings = first_config.tie_word_embeddings
     with META:
         model: PreTrainedModel = model_class._from_config(config, **options)  # noqa: SLF001 - as auto classes do
+        if start is not None and _starts_untied(start, model):
+            config.tie_word_embeddings = False
+            model = model_class._from_config(config, **options)  # noqa: SLF001 - as auto classes do
     return model
+
+
+def _starts_untied(settings: Model, model: PreTrainedModel) -> bool:
+    """Return whether the weights that a run starts from untie those of its model."""
+    if settings.path is None or settings.weights == "random":
+        return False
+    return are_untied(model, list_weights(resolve_model(settings.path)))
 
 
 def read_generation_config(model: PreTrainedModel, folder: Path) -> None:

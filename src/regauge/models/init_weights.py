@@ -50,6 +50,8 @@ class InitialWeights:
 
     def __init__(self, module: nn.Module, seed: int, sources: Mapping[str, WeightSource]) -> None:
         self._modules: dict[str, Any] = dict(module.named_modules())
+        self.tied_names = find_tied_weights(module)
+        """Names of each weight that has several; the first one is yielded."""
         self._seed = seed
         self._sources = sources
         self.warnings: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ so that the initial model is unchanged. Only A and B are trained, saved and sync
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from regauge.system.hub import loadable_name
 from regauge.system.json_files import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -54,7 +55,10 @@ def add_adapters(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: 
         problem = "model.lora needs peft, which is not installed"
         raise SettingsError(problem, "pip install 'regauge[lora]'") from None
     config = _build_lora_config(model, blocks, settings)
-    inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
+    with warnings.catch_warnings():  # `merge_adapters` unties them
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to True but")
+        inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
 
 
 def merge_adapters(
@@ -62,19 +66,40 @@ def merge_adapters(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights without adapters, with the adapters merged into them.
 
-    `trained` are the trained adapter and head weights by name, in fp32 on the CPU.
+    `trained` are the trained adapter and head weights by name, in fp32 on the CPU. A tied weight
+    with an adapter in one of its layers is untied: all of its names are yielded.
     """
+    tied_names = {name: others for name, *others in initial.tied_names}
+    is_untied = adapts_tied_layers(initial.tied_names)
     for name, source in initial:
         if is_adapter_weight(name):
             continue
-        layer_name, has_adapter, _ = name.partition(".base_layer.weight")
         weight = trained[name] if name in trained else source[:].float()
-        if has_adapter:
-            layer: Any = initial.module(layer_name)
-            down, up = (trained[f"{layer_name}.lora_{side}.{ADAPTER_NAME}.weight"] for side in "AB")
-            product = up @ down * layer.scaling[ADAPTER_NAME]
-            weight = weight + (product.T if layer.fan_in_fan_out else product)
-        yield base_weight_name(name), weight
+        yield base_weight_name(name), _merge_adapter(initial, trained, name, weight)
+        for tied_name in tied_names.get(name, ()) if is_untied else ():
+            own_weight = _merge_adapter(initial, trained, tied_name, weight.clone())
+            yield base_weight_name(tied_name), own_weight
+
+
+def _merge_adapter(
+    initial: InitialWeights, trained: Mapping[str, Tensor], name: str, weight: Tensor
+) -> Tensor:
+    layer_name, has_adapter, _ = name.partition(".base_layer.weight")
+    if not has_adapter:
+        return weight
+    layer: Any = initial.module(layer_name)
+    down, up = (trained[f"{layer_name}.lora_{side}.{ADAPTER_NAME}.weight"] for side in "AB")
+    product = up @ down * layer.scaling[ADAPTER_NAME]
+    merged: Tensor = weight + (product.T if layer.fan_in_fan_out else product)
+    return merged
+
+
+def adapts_tied_layers(tied_names: Iterable[Iterable[str]]) -> bool:
+    """Return whether an adapter is in only one of the layers that share a weight.
+
+    The merged model then has an output layer of its own. `tied_names` are those of each weight.
+    """
+    return any(len({base_weight_name(name) == name for name in names}) > 1 for names in tied_names)
 
 
 def save_adapters(

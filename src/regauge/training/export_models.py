@@ -16,6 +16,7 @@ from regauge.models import architectures, dual_encoder, heads, lora, sentence_tr
 from regauge.models.custom import CustomModule
 from regauge.models.modules import Encoder
 from regauge.models.multitask import modules_by_task
+from regauge.models.tensors import find_tied_weights
 from regauge.models.text_form import TextUse, write_text_form
 from regauge.system.errors import SettingsError
 from regauge.system.files import check_own_folder
@@ -137,6 +138,8 @@ def _write_folder(
     if start is not None:
         architectures.restore_dropout(config, start)
     config.architectures = [architectures.class_name(inner)]
+    if lora.adapts_tied_layers(find_tied_weights(inner)):
+        config.tie_word_embeddings = False
     tokenizer = _find_tokenizer(context, task)
     weights.save_model_folder(folder, config, model_weights(), tokenizer)
     document_encoder.finish(config, tokenizer)

@@ -154,7 +154,7 @@ def _write_model(
     model, final_weights = None, list_weights(final)
     known = set(final_weights)
     if settings.lora is not None:
-        model = build_template(final)
+        model = build_template(final, settings)
         add_adapters(model, settings.lora)
         known = {name for name, value in model.named_parameters() if value.requires_grad}
     if not weights.keys() <= known or (model and weights.keys() != known):

@@ -23,13 +23,8 @@ from regauge.models.init_weights import (
     materialize_buffers,
 )
 from regauge.models.io_spec import DEFAULT_CLASS_NAME, read_class_names
-from regauge.models.weights import (
-    POOLER_PREFIX,
-    WEIGHTS_FILE,
-    are_untied,
-    list_weights,
-    unwrap_name,
-)
+from regauge.models.weight_files import WEIGHTS_FILE, unwrap_name
+from regauge.models.weights import POOLER_PREFIX, are_untied, list_weights
 from regauge.system import choices
 from regauge.system.errors import SettingsError, first_line
 from regauge.system.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model

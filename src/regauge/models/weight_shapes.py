@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.models.default_sizes import DEFAULT_SIZES
+from regauge.models.io_spec import ModelHead
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from regauge.models.architectures import HeadKind
-    from regauge.models.io_spec import ModelHead
     from regauge.models.settings import Lora, Model
 
 Shapes = dict[str, tuple[int, ...]]
@@ -37,6 +39,24 @@ SIZE_KEYS = {
 }
 """Keys of layers, widths and heads, for the model types that do not use those of BERT."""
 BERT_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+VOCABULARY_HEADS = {
+    "bert": (
+        "cls.predictions.bias",
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+    ),
+    "roberta": ("lm_head.bias", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
+    "electra": (
+        "generator_lm_head.bias",
+        "generator_predictions.dense",
+        "generator_predictions.LayerNorm",
+        "generator_lm_head",
+    ),
+}
+"""Bias, dense layer, norm and layer over the vocabulary of a masked language model's head."""
+TABLES = ("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
+"""Endings of the names of embedding tables."""
 FOUR_NORMS = ("gemma2", "gemma3_text")
 HEAD_NORMS = ("qwen3", "gemma3_text")
 KNOWN_HEADS: dict[str, tuple[HeadKind, ...]] = {
@@ -84,6 +104,10 @@ class ModelWeights(NamedTuple):
     final: Shapes
     """The norm after all blocks."""
     head: Shapes
+    """Weights of the head, without `output`."""
+    output: Shapes = {}
+    """The layer over the vocabulary, which may be tied to the embeddings."""
+    is_tied: bool = True
     max_tokens: int | None = None
 
     @property
@@ -94,7 +118,12 @@ class ModelWeights(NamedTuple):
             for index in range(self.sizes.layers)
             for name, shape in self.block.items()
         }
-        return self.embeddings | blocks | self.final | self.head
+        return self.embeddings | blocks | self.final | self.head_shapes
+
+    @property
+    def head_shapes(self) -> Shapes:
+        """Weights of the head that are not tied."""
+        return self.head if self.is_tied else self.head | self.output
 
     @property
     def tables(self) -> Shapes:
@@ -123,10 +152,25 @@ def read_sizes(config: Config) -> ModelSizes:
 def list_weights(config: Config, head: ModelHead) -> ModelWeights:
     """Return the weights of a model with a head, from its config.json.
 
-    Heads of classes are a linear layer after the pooler of BERT. Raises KeyError if the model type
-    is unknown, or if a size is missing.
+    Raises KeyError if the model type is unknown, or if a size is missing.
     """
     return FAMILIES[config["model_type"]](config, read_sizes(config), head)
+
+
+def stores_untied_layers(folder: Path, config: Config) -> bool:
+    """Return whether a folder stores the tied weights of a model with different values.
+
+    The loader then unties them, whatever config.json says. Returns False for an unknown model type,
+    and raises KeyError if a size is missing.
+    """
+    from regauge.models.weight_files import have_other_values  # it imports numpy
+
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        return False
+    weights = list_weights(config, ModelHead("causal" if kind in CAUSAL else "masked"))
+    table, output = next(iter(weights.embeddings)), next(iter(weights.output))
+    return have_other_values(folder, output, table)
 
 
 def list_new_weights(
@@ -164,7 +208,7 @@ def list_trained(weights: ModelWeights, settings: Model, head: HeadKind) -> dict
             name: ParamSpec(
                 shape,
                 head in ("classes", "tokens")
-                and name in weights.head
+                and name in weights.head_shapes
                 and name.rpartition(".")[0] not in layers,
             )
             for name, shape in shapes.items()
@@ -174,9 +218,9 @@ def list_trained(weights: ModelWeights, settings: Model, head: HeadKind) -> dict
             for layer, shape in layers.items()
             for name, shape in _list_adapters(layer, shape, lora.rank)
         }
-    trained = _list_trained_prefixes(weights, settings)
+    trained, head_shapes = _list_trained_prefixes(weights, settings), weights.head_shapes
     return {
-        name: ParamSpec(shape, name in weights.head or name.startswith(trained))
+        name: ParamSpec(shape, name in head_shapes or name.startswith(trained))
         for name, shape in shapes.items()
     }
 
@@ -194,8 +238,8 @@ def _list_linear_layers(weights: ModelWeights, lora: Lora) -> list[tuple[str, tu
     """Return the names and the shapes of the layers with adapters; by default all of the blocks."""
     layers = {
         name.removesuffix(".weight"): shape
-        for name, shape in weights.shapes.items()
-        if len(shape) > 1 and name not in weights.embeddings
+        for name, shape in (weights.shapes | weights.output).items()
+        if len(shape) > 1 and not name.endswith(TABLES)
     }
     targets = tuple(f".{target}" for target in lora.targets)
     return [
@@ -250,18 +294,37 @@ def _list_bert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeigh
     block |= _norm("attention.output.LayerNorm", hidden)
     block |= _linear("intermediate.dense", hidden, sizes.ffn)
     block |= _linear("output.dense", sizes.ffn, hidden) | _norm("output.LayerNorm", hidden)
-    outputs: Shapes = {}
-    if head.kind in ("pairs", "classes"):
-        outputs |= _linear(f"{body}pooler.dense", hidden, hidden)
-    if head.kind in ("masked", "pairs"):
-        outputs["cls.predictions.bias"] = (vocab,)
-        outputs |= _linear("cls.predictions.transform.dense", hidden, width)
-        outputs |= _norm("cls.predictions.transform.LayerNorm", width)
+    return ModelWeights(
+        sizes,
+        embeddings,
+        block,
+        f"{body}encoder.layer.",
+        {},
+        *_list_bert_head(name, head, hidden, width, vocab),
+        is_tied=config.get(TIED, True),
+        max_tokens=config["max_position_embeddings"],
+    )
+
+
+def _list_bert_head(
+    name: str, head: ModelHead, hidden: int, width: int, vocab: int
+) -> tuple[Shapes, Shapes]:
+    """Return the head of a BERT, RoBERTa or ELECTRA, and its layer over the vocabulary."""
+    weights, output = _class_head(head, hidden), Shapes()
+    if head.kind == "classes" and name == "bert":
+        weights |= _linear("bert.pooler.dense", hidden, hidden)
+    elif head.kind == "classes":
+        weights = _linear("classifier.dense", hidden, hidden)
+        weights |= _linear("classifier.out_proj", hidden, head.outputs)
+    elif head.kind in ("masked", "pairs"):
+        bias, dense, norm, layer = VOCABULARY_HEADS[name]
+        weights = {bias: (vocab,), **_linear(dense, hidden, width), **_norm(norm, width)}
+        output = {f"{layer}.weight": (vocab, width), f"{layer}.bias": (vocab,)}
+        output = {key: shape for key, shape in output.items() if key not in weights}
     if head.kind == "pairs":
-        outputs |= _linear("cls.seq_relationship", hidden, 2)
-    outputs |= _class_head(head, hidden)
-    positions = config["max_position_embeddings"]
-    return ModelWeights(sizes, embeddings, block, f"{body}encoder.layer.", {}, outputs, positions)
+        weights |= _linear("bert.pooler.dense", hidden, hidden)
+        weights |= _linear("cls.seq_relationship", hidden, 2)
+    return weights, output
 
 
 def _list_distilbert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
@@ -276,11 +339,15 @@ def _list_distilbert(config: Config, sizes: ModelSizes, head: ModelHead) -> Mode
         block |= _linear(f"attention.{layer}", hidden, hidden)
     block |= _norm("sa_layer_norm", hidden) | _linear("ffn.lin1", hidden, sizes.ffn)
     block |= _linear("ffn.lin2", sizes.ffn, hidden) | _norm("output_layer_norm", hidden)
-    outputs = _class_head(head, hidden)
-    if head.kind == "masked":
-        outputs = {"vocab_projector.bias": (config["vocab_size"],)}
-        outputs |= _linear("vocab_transform", hidden, hidden) | _norm("vocab_layer_norm", hidden)
-    return ModelWeights(sizes, embeddings, block, f"{body}transformer.layer.", {}, outputs)
+    weights, output = _class_head(head, hidden), Shapes()
+    if head.kind == "classes":
+        weights |= _linear("pre_classifier", hidden, hidden)
+    elif head.kind == "masked":
+        weights = {"vocab_projector.bias": (config["vocab_size"],)}
+        weights |= _linear("vocab_transform", hidden, hidden) | _norm("vocab_layer_norm", hidden)
+        output = {"vocab_projector.weight": (config["vocab_size"], hidden)}
+    prefix, is_tied = f"{body}transformer.layer.", config.get(TIED, True)
+    return ModelWeights(sizes, embeddings, block, prefix, {}, weights, output, is_tied)
 
 
 def _list_modernbert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
@@ -302,14 +369,14 @@ def _list_modernbert(config: Config, sizes: ModelSizes, head: ModelHead) -> Mode
         "mlp.Wi.weight": (2 * sizes.ffn, hidden),
         "mlp.Wo.weight": (hidden, sizes.ffn),
     }
-    outputs = _class_head(head, hidden)
+    weights, output = _class_head(head, hidden), Shapes()
+    if head.kind != "none":
+        weights |= {"head.dense.weight": (hidden, hidden), "head.norm.weight": (hidden,)}
     if head.kind == "masked":
-        outputs = {
-            "head.dense.weight": (hidden, hidden),
-            "head.norm.weight": (hidden,),
-            "decoder.bias": (vocab,),
-        }
-    return ModelWeights(sizes, embeddings, block, f"{body}layers.", {}, outputs)
+        weights["decoder.bias"] = (vocab,)
+        output = {"decoder.weight": (vocab, hidden)}
+    prefix, is_tied = f"{body}layers.", config.get(TIED, True)
+    return ModelWeights(sizes, embeddings, block, prefix, {}, weights, output, is_tied)
 
 
 def _list_gpt2(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
@@ -326,8 +393,15 @@ def _list_gpt2(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeigh
         ("mlp.c_proj", ffn, hidden),
     ):
         block |= {f"{layer}.weight": (inputs, outputs), f"{layer}.bias": (outputs,)}
-    final = _norm(f"{body}ln_f", hidden)
-    return ModelWeights(sizes, embeddings, block, f"{body}h.", final, _class_head(head, hidden))
+    return ModelWeights(
+        sizes,
+        embeddings,
+        block,
+        f"{body}h.",
+        _norm(f"{body}ln_f", hidden),
+        *_list_causal_head(config, head, "classifier", hidden),
+        is_tied=config.get(TIED, True),
+    )
 
 
 def _list_llama(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
@@ -351,12 +425,27 @@ def _list_llama(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeig
     norms = ["input_layernorm", "post_attention_layernorm"]
     norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] * (kind in FOUR_NORMS)
     block |= {f"{name}.weight": (hidden,) for name in norms}
-    outputs = _class_head(head, hidden)
-    if head.kind == "causal" and not config.get(TIED, kind.startswith("gemma")):
-        outputs = {"lm_head.weight": (config["vocab_size"], hidden)}
-    final: Shapes = {f"{body}norm.weight": (hidden,)}
-    positions = config.get("max_position_embeddings")
-    return ModelWeights(sizes, table, block, f"{body}layers.", final, outputs, positions)
+    return ModelWeights(
+        sizes,
+        table,
+        block,
+        f"{body}layers.",
+        {f"{body}norm.weight": (hidden,)},
+        *_list_causal_head(config, head, "score", hidden),
+        is_tied=config.get(TIED, kind.startswith("gemma")),
+        max_tokens=config.get("max_position_embeddings"),
+    )
+
+
+def _list_causal_head(
+    config: Config, head: ModelHead, token_head: str, hidden: int
+) -> tuple[Shapes, Shapes]:
+    """Return the head of a causal model, and its layer over the vocabulary."""
+    if head.kind == "causal":
+        return {}, {"lm_head.weight": (config["vocab_size"], hidden)}
+    if head.kind == "classes":
+        return {"score.weight": (head.outputs, hidden)}, {}
+    return _linear(token_head, hidden, head.outputs) if head.outputs else {}, {}
 
 
 def _class_head(head: ModelHead, hidden: int) -> Shapes:
@@ -381,3 +470,7 @@ FAMILIES: Mapping[str, Callable[[Config, ModelSizes, ModelHead], ModelWeights]] 
     ),
 }
 """The model types of transformers whose weights are known."""
+UNGATED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "gpt2")
+"""Model types whose feed-forward layer has one input matrix."""
+CAUSAL = frozenset(FAMILIES) - {*UNGATED, "modernbert"} | {"gpt2"}
+"""Model types whose tokens attend to earlier ones alone."""

@@ -6,7 +6,6 @@ Only safetensors files are read. A process that keeps part of a weight reads onl
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +15,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from regauge.data.tokenizer import copy_tokenizer_files
+from regauge.models.weight_files import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    find_weight_files,
+    refuse_pickles,
+    unwrap_name,
+)
 from regauge.system import safetensors_io
 from regauge.system.errors import SettingsError
 from regauge.system.hub import CONFIG
-from regauge.system.json_files import DocumentShape, read_json
 from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
@@ -28,23 +33,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 5_000_000_000
 """Maximum size of a weight file; larger models get several files and an index."""
-WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
-"""Weight name parts that torch.compile, activation checkpointing and FSDP add anywhere."""
 POOLER_PREFIX = "pooler."
 """Weight name prefix of an encoder's pooling layer."""
-DDP_PREFIX = re.compile(r"^(module\.)+")
-"""Prefix that DDP adds to all names, once per wrapper."""
 COMPARED_ROWS = 4096
 """Rows of two stored weights that are compared at once."""
-
-
-class WeightIndex(DocumentShape):
-    """A model's weight file index."""
-
-    weight_map: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -60,37 +54,6 @@ class StoredWeight:
         with torch.device("cpu"), safe_open(self.file, framework="pt") as tensors:
             value: Tensor = tensors.get_slice(self.name)[rows]
         return value
-
-
-def find_weight_files(folder: Path) -> list[Path]:
-    """Return a folder's weight files: safetensors, or pickles if there are none.
-
-    Raises SettingsError if a file in the index is missing.
-    """
-    if (folder / WEIGHTS_FILE).is_file():
-        return [folder / WEIGHTS_FILE]
-    if (folder / INDEX_FILE).is_file():
-        index = read_json(folder / INDEX_FILE, "copy the whole folder again", WeightIndex)
-        files = [folder / name for name in sorted(set(index["weight_map"].values()))]
-        for file in files:
-            if not file.is_file():
-                raise SettingsError(f"{file} is missing", "copy the whole folder again")
-        return files
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-
-
-def has_pickled_weights(folder: Path) -> bool:
-    """Return whether a folder's weights exist only as pickles."""
-    return any(file.suffix == ".bin" for file in find_weight_files(folder))
-
-
-def refuse_pickles(folder: Path) -> None:
-    """Raise SettingsError if a folder's weights are pickles."""
-    if has_pickled_weights(folder):
-        raise SettingsError(
-            f"the weights in '{folder}' are a pickle",
-            f"run: regauge import {folder} --to OTHER, and use that folder",
-        )
 
 
 def list_weights(folder: Path) -> dict[str, StoredWeight]:
@@ -170,11 +133,6 @@ def match_weights(
     if missing_base:
         raise _wrong_model_error(model, path, missing_base, len(base_names))
     return WeightMatch(sources, missing, unexpected)
-
-
-def unwrap_name(name: str) -> str:
-    """Return a weight's name in the model without wrappers."""
-    return DDP_PREFIX.sub("", WRAPPERS.sub("", name))
 
 
 def base_weight_name(name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge.models.io_spec import ModelHead
-from regauge.models.weight_shapes import FAMILIES, count_elements, list_weights
+from regauge.models.weight_shapes import CAUSAL, FAMILIES, UNGATED, count_elements, list_weights
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError
 
@@ -126,7 +126,6 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
 
 def _describe_shape(config: Mapping[str, Any], weights: ModelWeights) -> ModelShape:
     kind, sizes = config["model_type"], weights.sizes
-    head = {name: shape for name, shape in weights.head.items() if not name.startswith("lm_head")}
     shape = ModelShape(
         family=kind,
         layers=sizes.layers,
@@ -145,8 +144,8 @@ def _describe_shape(config: Mapping[str, Any], weights: ModelWeights) -> ModelSh
         embedding_width=config.get("embedding_size", 0) if kind == "electra" else 0,
         embedding_parameters=count_elements(weights.embeddings),
         norm_parameters=count_elements(weights.final),
-        head_parameters=count_elements(weights.head),
-        head_matmul=sum(math.prod(size) for size in head.values() if len(size) > 1),
+        head_parameters=count_elements(weights.head_shapes),
+        head_matmul=sum(math.prod(size) for size in weights.head.values() if len(size) > 1),
     )
     vectors = count_elements(weights.block) - shape.layer_matmul
     return replace(shape, vector_parameters=vectors)
@@ -183,7 +182,3 @@ def _count_sliding_layers(config: Mapping[str, Any], layers: int) -> int:
 
 PATTERNS = {"gemma2": 2, "gemma3_text": 6}
 """Model type -> one in this many layers lacks a window."""
-UNGATED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "gpt2")
-"""Model types whose feed-forward layer has one input matrix."""
-CAUSAL = frozenset(FAMILIES) - {*UNGATED, "modernbert"} | {"gpt2"}
-"""Model types whose tokens attend to earlier ones alone."""

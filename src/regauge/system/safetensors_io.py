@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -52,17 +52,36 @@ def write_tensors(
     path.chmod(mode)
 
 
-def map_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Map all tensors as arrays, without torch; processes share the memory. bf16 becomes fp32."""
+class MappedTensor(NamedTuple):
+    """A tensor in a mapped file; only what is read uses memory."""
+
+    dtype: str
+    """Dtype in the header."""
+    shape: list[int]
+    content: np.ndarray
+    """[bytes] uint8."""
+
+    def read_array(self) -> np.ndarray:
+        """Return the numbers without a copy; bf16 becomes fp32."""
+        values = self.content.view(DTYPES[self.dtype])
+        if self.dtype == "BF16":  # the upper half of an fp32 number
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        return values.reshape(self.shape)
+
+
+def map_tensors(path: Path) -> dict[str, MappedTensor]:
+    """Map a file's tensors; raises ValueError or KeyError for another file."""
     content = np.memmap(path, np.uint8, mode="c")
     start = HEADER_LENGTH_BYTES + int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")
     header = json.loads(content[HEADER_LENGTH_BYTES:start].tobytes())
-    arrays = {}
+    tensors = {}
     for name, entry in header.items():
         if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            values = content[start + begin : start + end].view(DTYPES[entry["dtype"]])
-            if entry["dtype"] == "BF16":  # the upper half of an fp32 number
-                values = (values.astype(np.uint32) << 16).view(np.float32)
-            arrays[name] = values.reshape(entry["shape"])
-    return arrays
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            tensors[name] = MappedTensor(entry["dtype"], entry["shape"], content[begin:end])
+    return tensors
+
+
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Map all tensors as arrays, without torch; processes share the memory. bf16 becomes fp32."""
+    return {name: tensor.read_array() for name, tensor in map_tensors(path).items()}

@@ -19,7 +19,7 @@ from regauge.inference.export.probe_texts import ProbeTexts, select_probe_texts
 from regauge.inference.export.programs import build_folder_spec, build_module_spec, read_vocab_size
 from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.inference.export.trained_programs import build_custom_spec, build_ranker_spec
-from regauge.models.weights import find_weight_files
+from regauge.models.weight_files import find_weight_files
 from regauge.system import choices
 from regauge.system.errors import DataError, SettingsError, first_line
 from regauge.system.files import sha256

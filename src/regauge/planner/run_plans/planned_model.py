@@ -49,6 +49,9 @@ def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | Non
     values = _read_config(run.model, vocab_size)
     try:
         shape = shape_from_config(values)
+        if _is_untied(run.model, values):
+            values = {**values, weight_shapes.TIED: False}
+            shape = shape_from_config(values)
     except DataError as error:
         raise SettingsError(error.problem, error.remedy) from None
     head = HEADS.get(run.task.head, "none")
@@ -61,6 +64,13 @@ def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | Non
         specs["others"] = weight_shapes.ParamSpec((others,), requires_grad=True)
     shape = replace(shape, other_parameters=encoder + others - shape.parameters(head))
     return PlannedModel(shape, head, RunWeights(specs, run.optimizer.kind))
+
+
+def _is_untied(model: Model, values: Mapping[str, Any]) -> bool:
+    """Return whether the loader unties weights that config.json ties."""
+    if model.path is None or model.weights == "random":
+        return False
+    return weight_shapes.stores_untied_layers(resolve_model(model.path, fetch=False), values)
 
 
 def _read_config(model: Model, vocab_size: int | None) -> Mapping[str, Any]:

@@ -16,15 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from regauge.models import architectures, sentence_transformers
-from regauge.models.weights import (
-    POOLER_PREFIX,
-    WEIGHTS_FILE,
-    are_untied,
-    find_weight_files,
-    has_pickled_weights,
-    match_names,
-    save_model_folder,
-)
+from regauge.models.weight_files import WEIGHTS_FILE, find_weight_files, has_pickled_weights
+from regauge.models.weights import POOLER_PREFIX, are_untied, match_names, save_model_folder
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import check_free, stage_output
 from regauge.system.hub import CONFIG

@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from regauge.models.weights import WRAPPERS, find_weight_files
+from regauge.models.weight_files import WRAPPERS, find_weight_files
 from regauge.system import safetensors_io
 from regauge.system.worker import receive_job
 

@@ -352,11 +352,11 @@ class Rank(FieldsTask):
                 )
 
     def _check_labels(self, manifest: DatasetManifest) -> None:
-        lowest, _ = label_range(manifest, self.label)
+        lowest, highest = label_range(manifest, self.label)
         if lowest < 0:
             problem = f"labels in '{self.label}' include {lowest:g}"
             raise DataError(problem, "use relevance values from 0 upward")
-        if not manifest.columns[self.label].max:
+        if not highest:
             raise DataError(
                 f"no candidate is relevant: every '{self.label}' is 0",
                 "label relevant candidates above 0",

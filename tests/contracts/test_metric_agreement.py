@@ -1,0 +1,412 @@
+"""One model has the same metrics in the run, from its checkpoints, its exports and its outputs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.stats import pearsonr, spearmanr
+from seqeval import metrics as entities
+from sklearn import metrics
+
+from distributed.runs import BERT
+from end_to_end.predicting import EAGER, read_table
+from regauge.cli import main
+from regauge.commands import prepare
+from regauge.config import build, merge
+from regauge.system.processes import World
+from regauge.training.run import attempt
+from regauge.training.settings import TrainSettings
+
+Records = list[dict[str, Any]]
+Metrics = dict[str, float]
+Predict = Callable[..., pa.Table]
+"""Returns the table that `predict` writes for records, with further arguments."""
+STEPS = 3
+EXECUTION = ("execution.precision=fp32", "execution.threads=1", "accelerator=cpu")
+WORDS = ("goal", "Team", "bank", "loan", "hotel", "train", "naïve", "e\u0301t", "x", "--", "7")
+NAMES, TAGS = ("sport", "money", "travel"), ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+TOPICS = ("late", "long", "odd")
+WIDTH = 16
+SPREAD = {"initializer_range": 0.3}
+"""Initial weights whose outputs differ, so that correlations are well conditioned."""
+MODEL = merge(BERT, {"config": {"hidden_size": WIDTH, "num_hidden_layers": 1, **SPREAD}})
+BASE: dict[str, Any] = {
+    "tokenizer": {"vocab_size": 300},
+    "rows": {"layout": "fields"},
+    "prepare": {"processes": 1},
+    "split": {"heldout_fraction": 0.0, "similarity": 1.0},
+    "model": MODEL,
+    "data": {"workers": 0},
+    "output": {
+        "trackers": ["jsonl"],
+        "checkpoint": {"every_steps": 1, "keep_last": STEPS, "async_save": False},
+    },
+    "batch": {"rows": 8, "microbatch_rows": 4},
+    "evaluation": {"every_steps": 1},
+    "optimizer": {"learning_rate": 0.01},
+    "execution": {"precision": "fp32", "threads": 1},
+    "accelerator": "cpu",
+    "stop": {"steps": STEPS},
+}
+
+
+def draw_records(count: int, seed: int) -> Records:
+    """Draw records with texts of all lengths, duplicates and odd white space."""
+    draw, records = np.random.default_rng(seed), Records()
+    for number in range(count):
+
+        def text(most: int) -> str:
+            words = draw.choice(WORDS, draw.integers(1, most)).tolist()
+            return str(draw.choice([" ", "  ", "\t"])).join(words)
+
+        words = draw.choice(WORDS, draw.integers(1, 8)).tolist()
+        records.append(
+            {
+                "id": number,
+                "text": f"{text(24)}{' ' * int(draw.integers(0, 2))}",
+                "other": text(9),
+                "wrong": text(9),
+                "label": NAMES[int(draw.integers(0, 3)) if number else 2],
+                "topics": [name for name in TOPICS if draw.random() < 0.4],
+                "score": round(float(draw.normal()), 3),
+                "grade": int(draw.integers(0, 3)),
+                "query": f"q{number // 4} {WORDS[number // 4 % 7]}",
+                "price": float(draw.normal()) if draw.random() < 0.8 else None,
+                "brand": str(draw.choice(WORDS[:3])) if draw.random() < 0.8 else None,
+                "tokens": words,
+                "tags": [TAGS[index] for index in draw.integers(0, len(TAGS), len(words))],
+                "vector": draw.normal(size=WIDTH).round(4).tolist(),
+            }
+        )
+        if number % 5 == 4:  # a text of an earlier record with another label
+            earlier = records[int(draw.integers(0, number))]
+            records[-1] |= {name: earlier[name] for name in ("text", "other")}
+    return records
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, and an oracle for its metrics from the outputs of `predict`."""
+
+    rows: dict[str, Any]
+    task: dict[str, Any]
+    oracle: Callable[[Records, Predict], Metrics]
+    has_artifact_metrics: bool = True
+
+
+def measure_classes(records: Records, predict: Predict) -> Metrics:
+    table = predict()
+    labels = [record["label"] for record in records]
+    guesses = table["predicted_label"].to_pylist()
+    shares = np.array(table["probabilities"].to_pylist(), np.float64)
+    numbers = [NAMES.index(label) for label in labels]
+    return {
+        "loss": -float(np.log(shares[range(len(labels)), numbers]).mean()),
+        "accuracy": metrics.accuracy_score(labels, guesses),
+        "f1": metrics.f1_score(labels, guesses, average="macro", zero_division=0),
+        "matthews_correlation": metrics.matthews_corrcoef(labels, guesses),
+        "items": len(labels),
+    }
+
+
+def measure_topics(records: Records, predict: Predict) -> Metrics:
+    table = predict()
+    shares = np.array(table["probabilities"].to_pylist(), np.float64)
+    actual, guesses = (
+        np.array([[name in topics for name in TOPICS] for topics in lists])
+        for lists in (
+            [record["topics"] for record in records],
+            table["predicted_labels"].to_pylist(),
+        )
+    )
+    losses = -np.log(np.where(actual, shares, 1 - shares))
+    return {
+        "loss": float(losses.mean()),
+        "accuracy": metrics.accuracy_score(actual, guesses),
+        "f1_micro": metrics.f1_score(actual, guesses, average="micro", zero_division=0),
+        "f1_macro": metrics.f1_score(actual, guesses, average="macro", zero_division=0),
+    }
+
+
+def measure_values(records: Records, predict: Predict) -> Metrics:
+    guesses = predict()["value"].to_numpy()
+    values = np.array([record["score"] for record in records])
+    loss = metrics.mean_squared_error(values, guesses)
+    return {"loss": loss, "pearson": pearsonr(values, guesses).statistic}
+
+
+def measure_entities(records: Records, predict: Predict) -> Metrics:
+    """Convert the entities, which have characters, to tags of words."""
+    table = predict('predict.text_fields=["tokens"]')
+    guesses = []
+    for record, found in zip(records, table["entities"].to_pylist(), strict=True):
+        starts = np.cumsum([0, *(len(word) + 1 for word in record["tokens"])]).tolist()
+        tags = ["O"] * len(record["tokens"])
+        for entity in found:
+            first = starts.index(entity["start"])
+            last = starts.index(entity["end"] + 1)
+            tags[first:last] = [f"{'BI'[n > 0]}-{entity['label']}" for n in range(last - first)]
+        guesses.append(tags)
+    actual = [record["tags"] for record in records]
+    return {
+        "f1": entities.f1_score(actual, guesses, zero_division=0),
+        "precision": entities.precision_score(actual, guesses, zero_division=0),
+        "recall": entities.recall_score(actual, guesses, zero_division=0),
+        "items": sum(map(len, actual)),
+    }
+
+
+def read_vectors(predict: Predict, *fields: str) -> list[np.ndarray]:
+    """Return the vectors of the fields, [records, width] each, in float64."""
+    options = ["output.dtype=float32"]
+    tables = [predict(*options, f'predict.text_fields=["{name}"]') for name in fields]
+    return [np.array(table["embedding"].to_pylist(), np.float64) for table in tables]
+
+
+def measure_similarity(records: Records, predict: Predict) -> Metrics:
+    first, second = read_vectors(predict, "text", "other")
+    cosines = np.einsum("rw,rw->r", first, second)
+    scores = np.array([record["score"] for record in records])
+    differences = (cosines[:, None] - cosines) / 0.05
+    terms = differences[scores[:, None] < scores]
+    return {
+        "loss": float(np.log1p(np.exp(terms).sum())),
+        "pearson": pearsonr(cosines, scores).statistic,
+        "spearman": spearmanr(cosines, scores).statistic,
+    }
+
+
+def measure_triplets(records: Records, predict: Predict) -> Metrics:
+    del records
+    anchors, positives, negatives = read_vectors(predict, "text", "other", "wrong")
+    near, far = (1 - (anchors * texts).sum(1) for texts in (positives, negatives))
+    loss = np.maximum(near - far + 0.5, 0).mean()
+    return {"loss": float(loss), "accuracy": float((near < far).mean())}
+
+
+def measure_teacher(records: Records, predict: Predict) -> Metrics:
+    (vectors,) = read_vectors(predict, "text")
+    teacher = np.array([record["vector"] for record in records])
+    cosines = (vectors * teacher).sum(1) / np.linalg.norm(teacher, axis=1)
+    return {"loss": 1 - cosines.mean(), "cosine_similarity": cosines.mean()}
+
+
+def measure_retrieval(records: Records, predict: Predict) -> Metrics:
+    """Rank each different document once; documents of equal queries are relevant."""
+    queries, documents = read_vectors(predict, "text", "other")
+    texts = [record["other"].strip() for record in records]
+    first = [texts.index(text) for text in texts]
+    names = [record["text"].strip() for record in records]
+    ranks = []
+    for number, scores in enumerate(queries @ documents.T):
+        relevant = {first[row] for row, name in enumerate(names) if name == names[number]}
+        others = [scores[row] for row in set(first) - relevant]
+        target = scores[first[number]]
+        ranks.append(1 + np.sum(np.array(others) > target + 1e-12))
+    ranked = np.array(ranks)
+    return {
+        "recall@1": float((ranked <= 1).mean()),
+        "recall@10": float((ranked <= 10).mean()),
+        "mrr": float((1 / ranked).mean()),
+    }
+
+
+def measure_ranking(records: Records, predict: Predict) -> Metrics:
+    scores = predict()["score"].to_numpy()
+    groups: dict[str, list[int]] = {}
+    for number, record in enumerate(records):
+        groups.setdefault(record["query"], []).append(number)
+    grades = np.array([record["grade"] for record in records])
+    gains, ranks = [], []
+    for members in groups.values():
+        if not grades[members].any():
+            continue
+        relevance = 2.0 ** grades[members] - 1
+        gains.append(metrics.ndcg_score([relevance], [scores[members]], k=10))
+        order = sorted(members, key=lambda number: -scores[number])
+        ranks.append(1 + next(at for at, number in enumerate(order) if grades[number]))
+    return {
+        "ndcg@10": float(np.mean(gains)),
+        "mrr": float(np.mean(1 / np.array(ranks))),
+        "auc": metrics.roc_auc_score(grades > 0, scores),
+    }
+
+
+PAIR = {"fields": {"text": 16, "other": 16}}
+CASES = {
+    "classify": Case(
+        {"fields": {"text": 16}, "labels": {"label": NAMES}}, {"kind": "classify"}, measure_classes
+    ),
+    "pairs": Case(
+        {**PAIR, "labels": {"label": NAMES}},
+        {"kind": "classify", "text_fields": ["text", "other"]},
+        measure_classes,
+    ),
+    "multi-label": Case(
+        {"fields": {"text": 16}, "labels": {"topics": TOPICS}},
+        {"kind": "classify", "label": "topics", "problem_type": "multi-label"},
+        measure_topics,
+    ),
+    "regression": Case(
+        {"fields": {"text": 16}, "floats": ["score"]},
+        {"kind": "classify", "label": "score", "problem_type": "regression"},
+        measure_values,
+    ),
+    "tokens": Case(
+        {"layout": "tagged", "fields": {"tokens": 30}, "labels": {"tags": TAGS}},
+        {"kind": "tokens"},
+        measure_entities,
+        has_artifact_metrics=False,
+    ),
+    "similarity": Case(
+        {**PAIR, "floats": ["score"]},
+        {"kind": "similarity", "text_fields": ["text", "other"]},
+        measure_similarity,
+    ),
+    "triplet": Case(
+        {"fields": {"text": 16, "other": 16, "wrong": 16}},
+        {"kind": "triplet", "anchor": "text", "positive": "other", "negative": "wrong"},
+        measure_triplets,
+    ),
+    "contrastive": Case(
+        PAIR, {"kind": "contrastive", "query": "text", "document": "other"}, measure_retrieval
+    ),
+    "distill": Case(
+        {"fields": {"text": 16}, "vectors": ["vector"]},
+        {"kind": "distill", "vector": "vector", "objective": "cosine"},
+        measure_teacher,
+    ),
+    "rank": Case(
+        {
+            "layout": "groups",
+            "group_by": "query",
+            "fields": {"query": 8, "other": 12},
+            "shared": ["query"],
+            "floats": ["grade", "price"],
+            "categories": ["brand"],
+        },
+        {
+            "kind": "rank",
+            "document": ["other"],
+            "label": "grade",
+            "numeric_features": ["price"],
+            "categorical_features": ["brand"],
+            "interactions": {"hidden": [8], "width": 4, "buckets": 20},
+        },
+        measure_ranking,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run, the records that it holds out, and a folder for results."""
+
+    case: Case
+    records: Records
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    def read_steps(self) -> dict[int, Metrics]:
+        """Return the metrics that the run logged, by step."""
+        lines = map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines())
+        return {
+            line["step"]: {
+                name.removeprefix("heldout/"): line[name] for name in line if "heldout/" in name
+            }
+            for line in lines
+            if "heldout/loss" in line
+        }
+
+    def evaluate(self, path: Path, *arguments: str) -> Metrics:
+        folder = self.folder / f"evaluation-{len(list(self.folder.iterdir()))}"
+        options = [*arguments, *EXECUTION, "evaluate.baselines=false", "--to", str(folder)]
+        assert main(["evaluate", str(path), *options]) == 0
+        (row,) = json.loads((folder / "evaluation.json").read_text())["rows"]
+        del row["name"]
+        metrics: Metrics = row
+        return metrics
+
+    def predict(self, *options: str) -> pa.Table:
+        """Return the outputs for the held-out records."""
+        folder = self.folder / f"outputs-{len(list(self.folder.iterdir()))}"
+        paths = ["--source", str(self.folder / "valid.jsonl"), "--to", str(folder)]
+        given = ["execution.executor=inline", "predict.batch_invariant=false"]
+        given += ['output.keep_fields=["id"]', *options]
+        assert main(["predict", str(self.folder / "artifact"), *paths, *given]) == 0
+        table = read_table(folder)
+        assert table["id"].to_pylist() == [record["id"] for record in self.records]
+        return table
+
+
+@pytest.fixture(params=CASES, scope="module")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder, case = tmp_path_factory.mktemp("agreement"), CASES[request.param]
+    heldout = draw_records(23, 1)
+    for name, records in (("train", draw_records(60, 0)), ("valid", heldout)):
+        lines = (json.dumps(record) + "\n" for record in records)
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    sources = [{"kind": "jsonl", "files": [str(folder / f"{n}.jsonl")]} for n in ("train", "valid")]
+    tables = merge(
+        BASE,
+        {
+            "source": sources[0],
+            "validation": {"source": sources[1], "near_duplicates": "keep"},
+            "data": {"path": str(folder / "data")},
+            "output": {"folder": str(folder / "run")},
+            "rows": case.rows,
+            "task": case.task,
+        },
+    )
+    parts = (prepare.PrepareSettings, TrainSettings)
+    prepare_tables, train_tables = (
+        {name: table for name, table in tables.items() if name in kind.model_fields}
+        for kind in parts
+    )
+    prepare.run(build(prepare.PrepareSettings, prepare_tables))
+    attempt(build(TrainSettings, train_tables), World())
+    fp32 = (*EAGER, 'candidates.precisions=["fp32"]')
+    assert main(["export", str(folder / "run"), "--to", str(folder / "artifact"), *fp32]) == 0
+    return Trained(case, heldout, folder)
+
+
+def check(actual: Metrics, expected: Metrics) -> None:
+    assert actual == pytest.approx(expected, rel=1e-6, abs=2e-7)
+
+
+def test_every_evaluation_of_a_model_has_the_metrics_of_its_step(trained: Trained) -> None:
+    steps = trained.read_steps()
+    assert list(steps) == list(range(STEPS + 1))
+    last = steps[STEPS]
+    result = json.loads((trained.run / "result.json").read_text())
+    check({f"heldout/{name}": value for name, value in last.items()}, result["metrics"])
+    check(trained.evaluate(trained.run), last)
+    check(trained.evaluate(trained.run, "--source", str(trained.folder / "valid.jsonl")), last)
+    if trained.case.has_artifact_metrics:
+        check(trained.evaluate(trained.folder / "artifact"), last)
+    earlier = trained.folder / "earlier"
+    options = ["--format", "hf", "export.step=2", "--to", str(earlier)]
+    assert main(["export", str(trained.run), *options]) == 0
+    inputs = {"models": {"earlier": str(earlier)}, "data": {"path": str(trained.folder / "data")}}
+    run_file = trained.folder / "evaluation.json"
+    run_file.write_text(json.dumps({**inputs, "task": trained.case.task}))
+    check(trained.evaluate(run_file), steps[2])
+
+
+def test_the_metrics_of_the_outputs_equal_those_of_the_run(trained: Trained) -> None:
+    expected = trained.case.oracle(trained.records, trained.predict)
+    last = trained.read_steps()[STEPS]
+    assert len(expected) > 1
+    check({name: last[name] for name in expected}, expected)
+    assert all(map(math.isfinite, last.values()))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.serving.scheduler import SLOT_SECONDS, DeadlineDemand
+from regauge.serving.deadline_demand import SLOT_SECONDS, DeadlineDemand
 
 RECORDS = st.lists(
     st.tuples(st.floats(0, 20), st.floats(0.1, 500), st.booleans()), min_size=1, max_size=20

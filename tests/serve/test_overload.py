@@ -6,6 +6,7 @@ Rates and latencies are printed and not compared, because other work may use the
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from serve.chaos_backend import BATCH_VARIABLE, TOKEN_VARIABLE
 from serve.load_client import Answer, LoadClient, LoadOptions
 from serve.servers import (
+    LENGTHS,
     ServerProcess,
     copy_with_chaos,
     draw_texts,
@@ -84,6 +86,19 @@ def test_four_times_the_load_is_answered_or_refused(
     assert after[1] == before[1]
     assert server.health()["waiting_records"] == 0
     assert "Traceback" not in server.log
+
+
+def test_an_idle_server_answers_as_many_texts_as_it_announces(server: ServerProcess) -> None:
+    text = " ".join(["w5"] * (LENGTHS[-1] - 1))
+    count = server.get("/info").json()["max_client_batch_size"]
+    refused = server.post("/embed", {"inputs": [text] * 2048})
+    assert refused.status_code == 413
+    fitting = int(re.findall(r"send at most (\d+) of these records", refused.json()["error"])[0])
+    assert 8 < count <= fitting < 2048
+    wait_for(lambda: server.health()["waiting_records"] == 0)
+    assert server.embed([text] * count).shape[0] == count
+    message = server.post("/v1/embeddings", {"input": [text] * 2048})
+    assert (message.status_code, message.json()["error"]["code"]) == (400, "too_large")
 
 
 def percentile(answers: list[Answer]) -> float:

@@ -17,12 +17,14 @@ from regauge.serving.dispatcher import NON_FINITE, ComputedRequest
 from regauge.serving.request_errors import (
     DeadlineError,
     OverloadedError,
+    TooManyRecordsError,
     UnavailableError,
 )
 from regauge.serving.scheduler import (
     GUARD_MS,
     MAX_CLIENTS,
     SHARES,
+    SLICED_SHARE,
     Priority,
     QueuedRequest,
     Scheduler,
@@ -375,7 +377,7 @@ async def test_a_request_whose_wait_is_too_long_is_refused_at_once() -> None:
     await asyncio.sleep(0.01)
     start = loop.time()
     with pytest.raises(OverloadedError) as failure:
-        await simulation.send([128] * 1500, "other", timeout_seconds=30)
+        await simulation.send([128] * 1200, "other", timeout_seconds=30)
     seconds = loop.time() - start
     short = await simulation.send([128], "other", timeout_seconds=30)
     assert short.num_open == 0
@@ -385,6 +387,92 @@ async def test_a_request_whose_wait_is_too_long_is_refused_at_once() -> None:
     assert error.retry_after is not None
     assert error.retry_after >= 1
     assert seconds == 0.0
+
+
+SLOW = AffineTimes(10, 0.1)
+"""2,048 records of 128 tokens take 29 s, more than a request may."""
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@simulate
+async def test_an_idle_server_answers_the_number_that_it_names(num_workers: int) -> None:
+    simulation = Simulation(num_workers=num_workers, times=SLOW)
+    simulation.dispatcher.fill_workers()
+    loop = asyncio.get_running_loop()
+    for seed in range(2):
+        lengths = [128] * 9000 if seed else draw_lengths(9000, seed)
+        with pytest.raises(TooManyRecordsError) as failure:
+            await simulation.send(lengths, timeout_seconds=30.0)
+        assert failure.value.status == 413
+        count = failure.value.num_records
+        assert f"send at most {count} of these records" in failure.value.message
+        start = loop.time()
+        request = await simulation.send(lengths[:count], timeout_seconds=30.0)
+        assert not request.failures
+        assert loop.time() - start == pytest.approx(SLICED_SHARE * 30.0, rel=0.15)
+        assert simulation.scheduler.num_waiting == 0
+    assert simulation.scheduler.count_fitting(128, 30.0) <= count
+
+
+@simulate
+async def test_clients_keep_their_shares_beside_a_sliced_request(figure: Figure) -> None:
+    """Another client of its own address, and clients of others, send small requests."""
+    simulation = Simulation(times=SLOW)
+    loop = asyncio.get_running_loop()
+    large = asyncio.create_task(simulation.send([128] * 1000, "large", timeout_seconds=30.0))
+    until = loop.time() + 12
+    records = {name: ClientRecord() for name in ("large", "other", "interactive")}
+    others = [
+        repeat(lambda: simulation.send([128] * 4, "large"), records["large"], until),
+        repeat(
+            lambda: simulation.send([16], "interactive", "interactive"),
+            records["interactive"],
+            until,
+        ),
+    ]
+    others += [
+        repeat(lambda: simulation.send([128] * 8, "other"), records["other"], until)
+        for _ in range(4)
+    ]
+    await asyncio.gather(*others)
+    used = dict(simulation.computed_ms)
+    assert (await large).num_open == 0
+    for name, record in records.items():
+        figure(f"simulated seconds beside a sliced request, {name}", max(record.latencies))
+        assert (record.num_refused, record.num_late) == (0, 0)
+        assert max(record.latencies) <= 2.0
+    assert used["other"] >= 0.8 * used["large"]
+
+
+@simulate
+async def test_a_second_sliced_request_is_accepted_after_the_time_it_is_told() -> None:
+    simulation = Simulation(times=SLOW)
+    first = asyncio.create_task(simulation.send([128] * 1000, "first", timeout_seconds=30.0))
+    await asyncio.sleep(0.01)
+    with pytest.raises(OverloadedError) as failure:
+        await simulation.send([128] * 1000, "second", timeout_seconds=30.0)
+    await asyncio.sleep(failure.value.retry_after or math.nan)
+    assert (await simulation.send([128] * 1000, "second", timeout_seconds=30.0)).num_open == 0
+    assert (await first).num_open == 0
+
+
+@simulate
+async def test_a_sliced_request_survives_a_lost_worker_and_leaves_with_its_client() -> None:
+    simulation = Simulation(num_workers=2, times=SLOW)
+    simulation.workers[0].lethal = frozenset({13})
+    lengths = draw_lengths(2000, 1)
+    tokens = [13, *range(100, 2099)]
+    request = await simulation.send(lengths, timeout_seconds=60.0, first_tokens=tokens)
+    assert request.outputs[1:, 0].tolist() == tokens[1:]
+    leaves = asyncio.create_task(simulation.send([128] * 1000, timeout_seconds=30.0))
+    await asyncio.sleep(0.5)
+    assert simulation.scheduler.num_waiting > 500
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    assert simulation.scheduler.num_waiting == 0
+    assert simulation.scheduler.estimate_wait("bulk") < 2.0
+    assert (await simulation.send([128] * 1000, timeout_seconds=30.0)).num_open == 0
 
 
 @simulate

@@ -18,9 +18,10 @@ from regauge.serving.request_errors import (
     DeadlineError,
     InferenceError,
     OverloadedError,
+    TooManyRecordsError,
     UnavailableError,
 )
-from regauge.serving.scheduler import QueuedRequest, QueueFullError
+from regauge.serving.scheduler import QueuedRequest, QueueFullError, WorkLimitError
 from regauge.serving.workers.batch_worker import WorkerLostError
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ class Dispatcher:
     ) -> ComputedRequest:
         """Return a request with the outputs or the failure of every record.
 
-        `lengths` are the records' bucket lengths. Raises OverloadedError, UnavailableError or
-        DeadlineError. The records leave the queue if the caller is cancelled.
+        `lengths` are the records' bucket lengths. Raises OverloadedError, UnavailableError,
+        DeadlineError or TooManyRecordsError. The records of a cancelled caller leave the queue.
         """
         self.check_room(options)
         loop = asyncio.get_running_loop()
@@ -125,6 +126,8 @@ class Dispatcher:
             self._scheduler.add(request, lengths, now)
         except QueueFullError as error:
             raise OverloadedError(str(error), retry_after=error.retry_after) from None
+        except WorkLimitError as error:
+            raise TooManyRecordsError(str(error), error.num_records) from None
         self.fill_workers()
         timer = loop.call_later(options.timeout_seconds, _end_late, request)
         try:
@@ -258,7 +261,7 @@ class TokenVectorQueue:
         """Return each text's token vectors, [tokens, width] fp32.
 
         A text is its ids, [tokens] int32. Raises OverloadedError, UnavailableError, DeadlineError,
-        or InferenceError if a text fails.
+        TooManyRecordsError, or InferenceError if a text fails.
         """
         self._check_room(len(texts), options)
         self.num_waiting += len(texts)
@@ -276,12 +279,15 @@ class TokenVectorQueue:
         return computed
 
     def _check_room(self, count: int, options: RequestOptions) -> None:
-        """Raise OverloadedError if a request with `count` texts would be late."""
+        """Raise OverloadedError, or TooManyRecordsError if a request is late without others."""
         seconds = (self.num_waiting + count) * self._seconds
         limit = options.timeout_seconds
-        if seconds > limit:
-            problem = f"the expected time of {seconds:.1f} s is over the limit of {limit:.1f} s"
-            raise OverloadedError(problem, retry_after=max(1, round(seconds - limit)))
+        if seconds <= limit:
+            return
+        problem = f"the expected time of {seconds:.1f} s is over the limit of {limit:.1f} s"
+        if 0 < (num_fitting := int(limit / self._seconds)) < count:
+            raise TooManyRecordsError(problem, num_fitting)
+        raise OverloadedError(problem, retry_after=max(1, round(seconds - limit)))
 
     async def _compute_text(self, index: int, ids: np.ndarray) -> np.ndarray:
         """Compute one text; again if the worker ends."""

@@ -25,6 +25,7 @@ from regauge.serving.request_errors import (
     InferenceError,
     InvalidRequestError,
     TooLargeError,
+    TooManyRecordsError,
 )
 from regauge.serving.scheduler import Scheduler
 from regauge.serving.workers.batch_worker import BatchWorker
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from regauge.serving.settings import Serve
 
 T = TypeVar("T")
+BATCH_SIZE = "max_client_batch_size"
+"""Key in a description: records per request that an idle server answers, at the maximum length."""
 TYPICAL_TOKENS = 32
 INLINE_CHARACTERS = 4000
 """Shorter texts are tokenized at once, longer ones in a thread."""
@@ -268,6 +271,11 @@ class ModelVersion(LoadedVersion):
         limits: dict[str, Any] = {}
         if self._preprocessor is not None:
             limits = {"max_input_length": self._preprocessor.max_length}
+        if self.scheduler is not None:
+            queue = self._settings.queue
+            length, seconds = int(self._lengths[-1]), queue.timeout_seconds
+            count = self.scheduler.count_fitting(length, seconds)
+            limits[BATCH_SIZE] = int(min(count, queue.max_request_records))
         return {
             **super().describe(),
             **limits,
@@ -312,7 +320,10 @@ class ModelVersion(LoadedVersion):
         records, owners = await self._run(
             num_characters, lambda: self.preprocessor.encode_windows(texts, inputs.prompt)
         )
-        request = await self._compute_records(records, options)
+        try:
+            request = await self._compute_records(records, options)
+        except TooManyRecordsError as error:  # a record is a part of a text
+            raise TooManyRecordsError(error.problem, int(owners[error.num_records])) from None
         lengths = records.texts[0].lengths
         no_flags = np.zeros(len(texts), bool)
         if len(owners) == len(texts):

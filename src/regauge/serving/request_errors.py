@@ -66,6 +66,17 @@ class TooLargeError(RequestError):
     code = "too_large"
 
 
+class TooManyRecordsError(TooLargeError):
+    """The records take too long for one request, even on an idle server."""
+
+    def __init__(self, problem: str, num_records: int) -> None:
+        remedy = f"send at most {num_records} of these records at once"
+        super().__init__(f"{problem}; {remedy if num_records else 'shorten the first one'}")
+        self.problem = problem
+        self.num_records = num_records
+        """How many of the first records are not too many."""
+
+
 class ContextLengthError(TooLargeError):
     """A text is longer than the model reads."""
 

@@ -5,19 +5,24 @@ Clients share the processors equally, by start-time fair queueing: a client's re
 with the milliseconds it has used. Interactive requests come first, and bulk requests keep a small
 share. If a request would be late in this order, the earliest deadline comes first.
 
+A request that alone takes longer than the maximum wait is queued in slices, so later requests wait
+for a slice only. Such requests may take up to half of the processors until their deadlines.
+
 Fair queueing source: P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queuing", SIGCOMM 1996.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
-from itertools import count
+from itertools import accumulate, count
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from regauge.serving.deadline_demand import DeadlineDemand
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -44,10 +49,8 @@ MARGIN = 1.2
 """Factor on expected times when compared with deadlines."""
 SLACK_BATCHES = 3
 """If a record can wait less than this many batches, the earliest deadline comes first."""
-SLOT_SECONDS = 0.1
-"""Deadline slot width."""
-MAX_SLOT = 1 << 53
-"""Slot for records without a deadline."""
+SLICED_SHARE = 0.5
+"""Share of the time until its deadline that a sliced request may take; the rest is for others."""
 
 
 class QueueFullError(Exception):
@@ -62,61 +65,15 @@ class QueueFullError(Exception):
         """Seconds after which the queue is expected to have room."""
 
 
-class DeadlineSlack(NamedTuple):
-    """How long records may still wait."""
+class WorkLimitError(Exception):
+    """A request was refused, because even an idle server would answer it too late."""
 
-    seconds: float
-    deadline: float
-    """Records due before this must be computed first to be on time."""
-
-
-@dataclass
-class DeadlineDemand:
-    """Deadline -> waiting milliseconds, to see whether all records can be on time.
-
-    Deadlines are rounded down to slots, to keep their number small.
-    """
-
-    _slots: list[int] = field(default_factory=list)
-    """Slots with waiting records, in ascending order."""
-    _milliseconds: dict[int, float] = field(default_factory=dict)
-    _counts: dict[int, int] = field(default_factory=dict)
-
-    def add(self, deadline: float, milliseconds: float) -> None:
-        slot = _find_slot(deadline)
-        if slot not in self._counts:
-            insort(self._slots, slot)
-        self._counts[slot] = self._counts.get(slot, 0) + 1
-        self._milliseconds[slot] = self._milliseconds.get(slot, 0.0) + milliseconds
-
-    def remove(self, deadline: float, milliseconds: float) -> None:
-        slot = _find_slot(deadline)
-        self._counts[slot] -= 1
-        self._milliseconds[slot] -= milliseconds
-        if not self._counts[slot]:
-            del self._slots[bisect_left(self._slots, slot)]
-            del self._counts[slot], self._milliseconds[slot]
-
-    def find_slack(
-        self, now: float, busy_seconds: float, pace: float, since: float = 0.0
-    ) -> DeadlineSlack:
-        """Return the seconds all records may still wait, earliest deadline first.
-
-        Negative if a record will be late, and infinite without records. `busy_seconds` is the time
-        until the workers are free, and `pace` the workers' seconds per millisecond. Records with a
-        deadline before `since` take time, but may be late.
-        """
-        first, total = _find_slot(since), busy_seconds
-        slack, tightest = math.inf, MAX_SLOT
-        for slot in self._slots:
-            total += self._milliseconds[slot] * pace
-            if slot >= first and slot * SLOT_SECONDS - now - total < slack:
-                slack, tightest = slot * SLOT_SECONDS - now - total, slot
-        return DeadlineSlack(slack, (tightest + 1) * SLOT_SECONDS)
-
-
-def _find_slot(deadline: float) -> int:
-    return int(min(deadline / SLOT_SECONDS, MAX_SLOT))
+    def __init__(self, seconds: float, limit_seconds: float, num_records: int) -> None:
+        super().__init__(
+            f"the request takes {seconds:.3g} s, and at most {limit_seconds:.3g} s are allowed"
+        )
+        self.num_records = num_records
+        """How many of the first records fit the limit."""
 
 
 @dataclass(eq=False)
@@ -130,8 +87,12 @@ class QueuedRequest:
     """Time at which the answer is due, in seconds on the caller's clock: the client's deadline, or
     earlier, the maximum wait."""
     num_waiting: int = 0
-    """Number of queued records."""
+    """Number of records that wait for a worker."""
     is_cancelled: bool = False
+    held: deque[QueuedRecord] = field(default_factory=deque)
+    """Records of later slices, which are not in the queue yet."""
+    queued_ms: float = 0.0
+    """Cost of the records in the queue."""
     slice_tag: float = 0.0
     """Tag of the request's last slice."""
     slice_ms: float = 0.0
@@ -253,6 +214,8 @@ class Scheduler:
         self._demand = DeadlineDemand()
         self._num_measured = 1  # the expected time counts as a measurement
         self._isolated: deque[QueuedRecord] = deque()
+        self._num_held = 0
+        self._held_ms = 0.0
         self.num_workers = 0
         """Number of workers computing batches."""
         self.time_ratio = 1.0
@@ -263,7 +226,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         waiting = sum(len(queue.records) for queue in self._queues.values())
-        return waiting + len(self._isolated)
+        return waiting + len(self._isolated) + self._num_held
 
     @property
     def num_clients(self) -> int:
@@ -297,19 +260,77 @@ class Scheduler:
         if wait > limit and not (is_empty and wait <= seconds):
             raise QueueFullError(wait, limit)
 
+    def count_fitting(self, length: int, seconds: float) -> float:
+        """Return how many records of a bucket length an idle server answers within a deadline."""
+        record_seconds = self._planner.cost(length) * self._seconds_per_ms
+        return max(1.0, self._limit_alone(seconds) // (MARGIN * record_seconds))
+
     def add(self, request: QueuedRequest, lengths: Sequence[int], now: float) -> None:
-        """Add a request's records, given their bucket lengths; raises QueueFullError."""
+        """Add a request's records, given their bucket lengths.
+
+        Raises QueueFullError, and WorkLimitError if an idle server would refuse it as well.
+        """
         costs = [self._planner.cost(length) for length in lengths]
-        self.check_room(request.priority, request.deadline - now, sum(costs))
-        if self._running_ms or self.num_waiting:  # a request alone may take longer
+        seconds = request.deadline - now
+        is_sliced = self._check_size(costs, seconds)
+        self.check_room(request.priority, seconds, 0.0 if is_sliced else sum(costs))
+        if not is_sliced and (self._running_ms or self.num_waiting):
             request.deadline = min(request.deadline, now + self._max_wait_seconds)
         self._demand.add(request.deadline, sum(costs))
         try:
             self._check_deadlines(request, now)
         finally:
             self._demand.remove(request.deadline, sum(costs))
-        for index, (length, cost) in enumerate(zip(lengths, costs, strict=True)):
-            self.enqueue(QueuedRecord(request, index, length, cost))
+        records = [
+            QueuedRecord(request, index, length, cost)
+            for index, (length, cost) in enumerate(zip(lengths, costs, strict=True))
+        ]
+        if is_sliced:
+            self._hold(request, records)
+            return
+        for record in records:
+            self.enqueue(record)
+
+    def _check_size(self, costs: Sequence[float], seconds: float) -> bool:
+        """Return whether a request is computed in slices.
+
+        Raises WorkLimitError, and QueueFullError if it is too long beside other sliced ones.
+        A request whose first record is over the limit is computed alone, or not at all.
+        """
+        pace = self._seconds_per_ms
+        own = sum(costs) * pace
+        limit = self._limit_alone(seconds)
+        sums = list(accumulate(cost * pace for cost in costs))
+        count = bisect_right(sums, limit - OVERHEAD_SECONDS)
+        if 0 < count < len(costs):
+            raise WorkLimitError(own, limit, count)
+        if not count or own <= self._max_wait_seconds:
+            return False
+        if (total := own + self._held_ms * pace) > limit:
+            raise QueueFullError(total, limit)
+        return True
+
+    def _limit_alone(self, seconds: float) -> float:
+        """Return the longest time of a request on an idle server, given that until its deadline."""
+        return max(min(seconds, self._max_wait_seconds), SLICED_SHARE * seconds)
+
+    def _hold(self, request: QueuedRequest, records: Sequence[QueuedRecord]) -> None:
+        """Add the records of a sliced request, ordered by length for efficient batches."""
+        request.held.extend(sorted(records, key=lambda record: record.length))
+        request.num_waiting += len(records)
+        self._num_held += len(records)
+        for record in records:
+            self._held_ms += record.cost
+            self._demand.add(request.deadline, record.cost)
+        self._queue_slice(request)
+
+    def _queue_slice(self, request: QueuedRequest) -> None:
+        """Queue records that a request holds, until there are enough for a batch."""
+        while request.held and request.queued_ms < self._planner.max_milliseconds:
+            record = request.held.popleft()
+            self._num_held -= 1
+            self._held_ms -= record.cost
+            self._insert(record)
 
     def isolate(self, record: QueuedRecord) -> None:
         """Add a record again as a separate batch, because its batch failed."""
@@ -321,8 +342,11 @@ class Scheduler:
         request.is_cancelled = True
         self._isolated = deque(item for item in self._isolated if item.request is not request)
         if request.num_waiting:
-            for record in self._queues[request.priority].remove(request):
+            self._num_held -= len(request.held)
+            self._held_ms -= sum(record.cost for record in request.held)
+            for record in (*self._queues[request.priority].remove(request), *request.held):
                 self._demand.remove(request.deadline, record.cost)
+            request.held.clear()
             request.num_waiting = 0
 
     def take_batch(self, now: float) -> ScheduledBatch | None:
@@ -378,6 +402,8 @@ class Scheduler:
         for record in records:
             record.request.num_waiting -= 1
             self._demand.remove(record.request.deadline, record.cost)
+            record.request.queued_ms -= record.cost
+            self._queue_slice(record.request)
         self._running_ms += planned.milliseconds
         return ScheduledBatch(planned.length, records, planned.milliseconds)
 
@@ -403,9 +429,13 @@ class Scheduler:
 
     def enqueue(self, record: QueuedRecord) -> None:
         """Add a record; once more if its batch was not started."""
-        record.number = next(self._numbers)
         record.request.num_waiting += 1
         self._demand.add(record.request.deadline, record.cost)
+        self._insert(record)
+
+    def _insert(self, record: QueuedRecord) -> None:
+        record.number = next(self._numbers)
+        record.request.queued_ms += record.cost
         self._queues[record.request.priority].add(record)
 
     @property

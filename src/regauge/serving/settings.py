@@ -53,12 +53,13 @@ class QueueSettings(Settings):
     timeout_seconds: float = Field(default=30.0, gt=0)
     """Time limit for an accepted request; the header `Regauge-Timeout-Ms` lowers it."""
     max_wait_seconds: float = Field(default=2.0, gt=0)
-    """Maximum expected wait; requests that would wait longer are answered with status 429."""
+    """Maximum expected wait; requests that would wait longer are answered with status 429. A longer
+    request is computed in slices, within half of its time limit."""
     interactive_records: int = Field(default=4, ge=0)
     """A request with at most this many records is interactive, a larger one is bulk. The header
     `Regauge-Priority` overrides this."""
     max_request_records: int = Field(default=2048, ge=1)
-    """Maximum records per request."""
+    """Maximum records per request; fewer for a slow model, as `/info` says."""
 
 
 class WorkerSettings(Settings):

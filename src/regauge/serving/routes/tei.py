@@ -21,7 +21,7 @@ from regauge.serving.http_protocol import (
     build_json_response,
     build_output_response,
 )
-from regauge.serving.model_version import Inputs, scale_to_length_1
+from regauge.serving.model_version import BATCH_SIZE, Inputs, scale_to_length_1
 from regauge.serving.request_errors import (
     FieldError,
     InvalidRequestError,
@@ -303,8 +303,8 @@ async def _show_info(call: Call[EmptyBody]) -> Response:
     return build_json_response(
         {
             "model_id": slot.name,
+            BATCH_SIZE: queue.max_request_records,
             **document,
-            "max_client_batch_size": queue.max_request_records,
             "auto_truncate": call.context.settings.overflow == "truncate",
             "version": __version__,
         }

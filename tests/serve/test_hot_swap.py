@@ -25,7 +25,7 @@ from regauge.inference.export.artifact import open_unchecked
 from regauge.inference.export.manifest import WEIGHTS
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.model_set import ModelSet
-from regauge.serving.model_slot import ModelSlot
+from regauge.serving.model_slot import CanaryTrial, ModelSlot
 from regauge.serving.server_metrics import ServerMetrics
 from regauge.serving.settings import ModelSettings, QueueSettings, Serve, WorkerSettings
 from serve.chaos_backend import RAISES
@@ -238,6 +238,62 @@ def test_a_canary_gets_its_share_and_is_promoted_or_discarded(
         assert {find_version(server, versions) for _ in range(8)} == {1}
         wait_for(lambda: len(server.workers) == 1)
         assert "Traceback" not in server.log
+
+
+class FakeSlot(ModelSlot):
+    """A model whose folder has the versions 1, 2, ... one after the other."""
+
+    number = 0
+
+    async def _find_version(self) -> tuple[Path, Any]:
+        self.number += 1
+        return Path("folder"), ((str(self.number), 0, 0, 0),)
+
+    async def _start_version(self, folder: Path) -> LoadedVersion:
+        async def drain() -> None:
+            """Do nothing."""
+
+        version: Any = SimpleNamespace(
+            content_sha256=str(self.number), contract={}, program=None, drain=drain, num_answers=0,
+            keep_open=nullcontext, has_failed=False,
+        )  # fmt: skip
+        del folder
+        return version
+
+
+def test_a_canary_without_enough_requests_is_not_promoted() -> None:
+    """The answers of an earlier canary do not count; every second request goes to a canary."""
+    limits = ModelSettings(canary_share=0.5, canary_seconds=0.01, canary_requests=3)
+    anything: Any = None
+    slot = FakeSlot("model", Serve(artifacts={"model": "a"}, models=limits), anything, anything)
+
+    async def answer() -> None:
+        async with slot.use() as version:
+            version.num_answers += 1
+
+    async def run() -> None:
+        first = await slot.load()
+        await slot.check_for_new_version()
+        second = slot.canary
+        await asyncio.sleep(0.3)
+        assert (slot.current, slot.canary) == (first, second)
+        for _ in range(5):
+            await CanaryTrial().run(answer)
+        assert second is not None
+        assert second.num_answers == 2
+        await slot.check_for_new_version()
+        third = slot.canary
+        for _ in range(4):
+            await CanaryTrial().run(answer)
+        await asyncio.sleep(0.3)
+        assert (slot.current, slot.canary) == (first, third)
+        for _ in range(2):
+            await CanaryTrial().run(answer)
+        while slot.canary is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert slot.current is third
+
+    asyncio.run(run())
 
 
 def test_a_canary_is_discarded_for_a_failure_that_the_old_version_does_not_have(

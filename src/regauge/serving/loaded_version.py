@@ -40,6 +40,8 @@ class LoadedVersion(ABC):
         """Manifest hash; empty until the version has started."""
         self.has_failed = False
         """Whether a streamed answer broke off, which cannot be repeated."""
+        self.num_answers = 0
+        """How many requests have been computed without a failure."""
         self._num_open = 0
         self._unused = asyncio.Event()
         self._unused.set()

@@ -28,6 +28,7 @@ from regauge.system.errors import DataError, RegaugeError, SettingsError, first_
 from regauge.system.files import read_stamps
 from regauge.system.json_files import find_json, hash_document
 from regauge.system.log import logger
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -306,7 +307,7 @@ class ModelSlot:
             message = "%s: a new version gets %g %% of the requests for %g s"
             logger.info(message, self.name, 100 * share, seconds)
             loop = asyncio.get_running_loop()
-            self._promoting = loop.create_task(self._promote_later(version, seconds))
+            self._promoting = loop.create_task(self._promote_later(version))
         else:
             await self._promote(version)
 
@@ -315,9 +316,15 @@ class ModelSlot:
             self._stop_later(self.canary)
             self.canary = None
 
-    async def _promote_later(self, version: LoadedVersion, seconds: float) -> None:
-        """Promote the canary after some seconds, unless a request has failed."""
-        await asyncio.sleep(seconds)
+    async def _promote_later(self, version: LoadedVersion) -> None:
+        """Promote the canary after its time and its answers, unless a request has failed."""
+        limits = self._settings.models
+        await asyncio.sleep(limits.canary_seconds)
+        if self.canary is version and version.num_answers < limits.canary_requests:
+            message = "%s: the new version has answered %d of %d requests, so it stays a canary"
+            logger.warning(message, self.name, version.num_answers, limits.canary_requests)
+        while self.canary is version and version.num_answers < limits.canary_requests:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
         if self.canary is version:
             await self._promote(version)
 

@@ -305,7 +305,9 @@ class ModelVersion(LoadedVersion):
             problem = f"{records.num_tokens} tokens are over the limit of {MAX_VECTOR_TOKENS}"
             raise TooLargeError(problem)
         texts = [records.slice_arrays(index)[0] for index in range(len(records))]
-        return await self.dispatcher.compute_token_vectors(texts, options)
+        vectors = await self.dispatcher.compute_token_vectors(texts, options)
+        self.num_answers += 1
+        return vectors
 
     async def _compute_windows(self, inputs: Inputs, options: RequestOptions) -> Outputs | None:
         """Return the mean window vectors of texts, or None without windows."""
@@ -339,7 +341,9 @@ class ModelVersion(LoadedVersion):
 
     async def _compute_records(self, records: Records, options: RequestOptions) -> ComputedRequest:
         lengths = self._lengths[np.searchsorted(self._lengths, records.lengths)].tolist()
-        return await self.dispatcher.compute(records, lengths, options)
+        request = await self.dispatcher.compute(records, lengths, options)
+        self.num_answers += not request.failures
+        return request
 
     async def _encode(self, inputs: Inputs) -> EncodedRecords:
         """Tokenize records; raises InvalidRequestError for a wrong one."""

@@ -107,6 +107,8 @@ class ModelSettings(Settings):
     """Share of requests sent to a new version before it replaces the old one."""
     canary_seconds: float = Field(default=60.0, gt=0)
     """How long a new version must answer requests without an error."""
+    canary_requests: int = Field(default=10, ge=1)
+    """Minimum requests to answer in this time, or later; until then it only gets its share."""
     custom_modules: tuple[str, ...] = ()
     """Import paths of custom code that artifacts may load, such as `models.py:build`."""
 

@@ -243,6 +243,7 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
                 events = _stream_events(version, answers, output, shown_tokens)
                 return AnswerStreamResponse(events, stack.pop_all())
             texts = await _collect_texts(answers)
+            version.num_answers += 1
             usage = _count_usage(answers, num_prompt_tokens)
             return build_json_response(output.format_answer(answers, texts, usage))
     except RequestTooLongError as error:
@@ -299,6 +300,7 @@ async def _stream_events(
         _, document = format_openai_error(error)
         yield format_event(document)
         return
+    version.num_answers += 1
     if num_prompt_tokens is not None:
         yield output.format_chunk([], usage=_count_usage(answers, num_prompt_tokens))
     yield LAST_EVENT

@@ -21,12 +21,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.serving import api_keys, http_protocol
+from regauge.serving import api_keys, http_protocol, request_errors
 from regauge.serving.api_keys import VARIABLE, ApiKeys
 from regauge.serving.http_protocol import RequestBody
-from regauge.serving.request_errors import TooLargeError
+from regauge.serving.request_errors import FieldError, TooLargeError
 from regauge.serving.routes.kserve import InferBody
 from regauge.serving.routes.openai import EmbeddingsBody
+from regauge.serving.routes.tei import EmbedBody
 from regauge.serving.runtime import ServingRuntime
 from regauge.serving.settings import HttpSettings, Serve
 from regauge.serving.text_generation.openai_requests import CompletionRequest
@@ -363,30 +364,52 @@ DOCUMENTS = st.recursive(
 )
 
 
-def count_containers(document: Any) -> int:
-    if not isinstance(document, list | dict):
-        return 0
-    items = document.values() if isinstance(document, dict) else document
-    return 1 + sum(map(count_containers, items))
+def count_parts(document: Any) -> int:
+    if isinstance(document, dict):
+        return 1 + len(document) + sum(map(count_parts, document.values()))
+    return 1 + sum(map(count_parts, document)) if isinstance(document, list) else 0
 
 
 @given(DOCUMENTS)
-def test_the_lists_of_a_body_are_counted_before_they_are_built(document: Any) -> None:
-    raw_body, number = json.dumps(document).encode(), count_containers(document)
+def test_the_parts_of_a_body_are_counted_before_they_are_built(document: Any) -> None:
+    raw_body, number = json.dumps(document).encode(), count_parts(document)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_protocol, "MAX_CONTAINERS", number)
-        http_protocol.check_containers(raw_body)
-        patch.setattr(http_protocol, "MAX_CONTAINERS", number - 1)
+        patch.setattr(http_protocol, "MAX_PARTS", number)
+        http_protocol.check_parts(raw_body)
+        patch.setattr(http_protocol, "MAX_PARTS", number - 1)
         if number:
-            with pytest.raises(TooLargeError, match="lists and objects"):
-                http_protocol.check_containers(raw_body)
+            with pytest.raises(TooLargeError, match="lists, objects and keys"):
+                http_protocol.check_parts(raw_body)
 
 
 @pytest.mark.parametrize("schema", [EmbeddingsBody, CompletionRequest, InferBody])
 @pytest.mark.parametrize("end", [b"]", b'"\\"' * 100_000])
 def test_every_body_has_a_limit_for_lists(schema: type[RequestBody], end: bytes) -> None:
-    with pytest.raises(TooLargeError, match="65536 lists and objects"):
+    with pytest.raises(TooLargeError, match="65536 lists, objects and keys"):
         schema.parse(b'{"prompt": [' + b"[1]," * 70_000 + end, {})
+
+
+@pytest.mark.parametrize("schema", [EmbedBody, EmbeddingsBody, CompletionRequest, InferBody])
+def test_thousands_of_wrong_keys_are_read_once(
+    schema: type[RequestBody], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read of an error's location must not look at all keys."""
+    raw_body = b"{" + b",".join(b'"k%d": 1' % number for number in range(60_000)) + b"}"
+    calls = []
+    original = request_errors._locate
+
+    def count(document: Any, location: Any, indices: dict[int, dict[str, int]]) -> Any:
+        found = original(document, location, indices)
+        calls.append(len(indices))
+        return found
+
+    monkeypatch.setattr(request_errors, "_locate", count)
+    with pytest.raises(FieldError, match="k0: extra inputs are not permitted"):
+        schema.parse(raw_body, {})
+    assert len(calls) >= 60_000
+    assert max(calls) == 1
+    with pytest.raises(TooLargeError):
+        schema.parse(raw_body.replace(b"1", b"{}"), {})
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,10 @@ DISCONNECTED = 499
 """Status in the metrics after a client has left."""
 
 
-MAX_CONTAINERS = 1 << 16
-"""Maximum lists and objects in a body; a million of them take seconds to build."""
-CONTAINER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|([\[{])', re.DOTALL)
-"""A JSON text, which may lack its end, or the start of a list or an object."""
+MAX_PARTS = 1 << 16
+"""Maximum lists, objects and keys in a body; a million of them take seconds to build."""
+PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)(\s*+:)?|([\[{])', re.DOTALL)
+"""A JSON text, which may lack its end and may be a key, or the start of a list or an object."""
 T = TypeVar("T")
 State = Literal["starting", "ready", "draining"]
 OVERLOAD_SECONDS = 2.0
@@ -136,7 +136,7 @@ class RequestBody(BaseModel):
         Raises InvalidRequestError, or TooLargeError for too many lists.
         """
         del headers
-        check_containers(raw_body)
+        check_parts(raw_body)
         try:
             return cls.model_validate_json(raw_body or b"{}")
         except ValidationError as error:
@@ -449,13 +449,13 @@ def _check_size(size: int, limit: float) -> None:
         raise TooLargeError(f"the body is over the limit of {limit:.0f} bytes")
 
 
-def check_containers(document: bytes) -> None:
-    """Raise TooLargeError if JSON has too many lists and objects, before they are built."""
-    if document.count(b"[") + document.count(b"{") <= MAX_CONTAINERS:
+def check_parts(document: bytes) -> None:
+    """Raise TooLargeError if JSON has too many lists, objects and keys, before they are built."""
+    if sum(map(document.count, (b"[", b"{", b":"))) <= MAX_PARTS:
         return
-    starts = (match[1] for match in CONTAINER.finditer(document) if match[1])
-    if next(islice(starts, MAX_CONTAINERS, None), None):
-        raise TooLargeError(f"the body has more than {MAX_CONTAINERS} lists and objects")
+    starts = (match for match in PART.finditer(document) if match.lastindex)
+    if next(islice(starts, MAX_PARTS, None), None):
+        raise TooLargeError(f"the body has more than {MAX_PARTS} lists, objects and keys")
 
 
 def _count_bytes(context: ServerContext, count: int) -> None:

@@ -140,8 +140,9 @@ def describe_validation_error(error: ValidationError, raw_body: bytes) -> tuple[
     details = error.errors(include_url=False, include_context=False, include_input=False)
     document = None if details[0]["type"] == "json_invalid" else from_json(raw_body or b"{}")
     firsts: dict[tuple[int | str, ...], tuple[list[int], str, str | None]] = {}
+    indices: dict[int, dict[str, int]] = {}
     for detail in details:
-        position, names = _locate(document, detail["loc"])
+        position, names = _locate(document, detail["loc"], indices)
         message = detail["msg"][:1].lower() + detail["msg"][1:]
         text = f"{'.'.join(map(str, names))}: {message}" if names else message
         alternative = tuple(part for part in detail["loc"] if part not in names)
@@ -153,17 +154,22 @@ def describe_validation_error(error: ValidationError, raw_body: bytes) -> tuple[
     return text[:MAX_ERROR_TEXT], key
 
 
-def _locate(document: Any, location: Sequence[int | str]) -> tuple[list[int], list[int | str]]:
+def _locate(
+    document: Any, location: Sequence[int | str], indices: dict[int, dict[str, int]]
+) -> tuple[list[int], list[int | str]]:
     """Return the indices and the names of the keys and items on the way to a location.
 
-    A missing key follows all others. Names of a union's alternatives are left out.
+    A missing key follows all others. Names of a union's alternatives are left out. `indices` keeps
+    the order of each object's keys, because a body may have thousands of wrong ones.
     """
     position: list[int] = []
     names: list[int | str] = []
     for part in location:
         if isinstance(document, dict):
-            keys = list(document)
-            position.append(keys.index(part) if part in document else len(keys))
+            if (order := indices.get(id(document))) is None:
+                order = {key: index for index, key in enumerate(document)}
+                indices[id(document)] = order
+            position.append(order.get(str(part), len(order)))
             document = document.get(part)
         elif isinstance(document, list) and isinstance(part, int):
             position.append(part)

@@ -195,6 +195,36 @@ def test_a_client_that_leaves_frees_its_work(server: ServerProcess) -> None:
     assert 'status="499"' in server.get("/metrics").text
 
 
+@pytest.mark.parametrize(("version", "count"), [("1.0", 1), ("1.1", 3)])
+@pytest.mark.parametrize("seconds", [0.0, 0.6])
+def test_a_client_that_only_closes_its_side_is_answered(
+    server: ServerProcess, version: str, count: int, seconds: float
+) -> None:
+    """The client of a stopped worker waits for its answers, whose first bytes come earlier."""
+    expected = server.post("/embed", {"inputs": "w5"}).content
+    body = b'{"inputs": "w5"}'
+    keep = "Expect: 100-continue\r\n" if version == "1.1" else ""
+    head = f"POST /embed HTTP/{version}\r\nHost: x\r\n{keep}Content-Length: {len(body)}\r\n\r\n"
+    [worker] = server.workers
+    if seconds:
+        os.kill(worker, signal.SIGSTOP)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall((head.encode() + body) * count)
+            connection.shutdown(socket.SHUT_WR)
+            time.sleep(seconds)
+            os.kill(worker, signal.SIGCONT)
+            content = b""
+            while part := connection.recv(65536):
+                content += part
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    answers = content.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").split(b"HTTP/1.1 200 OK\r\n")
+    assert answers.pop(0) == b""
+    assert [answer.partition(b"\r\n\r\n")[2] for answer in answers] == [expected] * count
+    assert b"connection: close" in answers[-1]
+
+
 def test_failed_records_are_reported_in_their_places(
     chaos: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -34,9 +34,34 @@ ACCEPT_SECONDS = 0.2
 """Time to accept connections that were complete at SIGTERM."""
 RESERVED_CONNECTIONS = 64
 """Connections above the limit, which only health routes answer."""
+ANSWER_START = b"HTTP/1.1 "
+"""First bytes of every answer, which are sent one by one to see whether a client is there."""
+PROBE_SECONDS = 0.05
+"""Time between the first two of them; it doubles."""
 BUSY = "too many connections"
 SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06
 """A Linux socket option, and the packet filter instruction that ends the filter: socket(7)."""
+
+
+class BegunAnswer:
+    """A transport that leaves out the start of an answer if it has already been sent."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.num_sent = 0
+        """How many bytes of the start are sent."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def send_next(self) -> None:
+        """Send another byte of the start, if any is left."""
+        self._transport.write(ANSWER_START[self.num_sent : self.num_sent + 1])
+        self.num_sent = min(self.num_sent + 1, len(ANSWER_START))
+
+    def write(self, content: bytes) -> None:
+        self._transport.write(content[self.num_sent :])
+        self.num_sent = 0
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -54,6 +79,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._running_cycle: Any = None
         self._header_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
         self.address = self.client[0] if self.client else ""
         self.counts[self.address] += 1
         self._is_reserved = not self._make_room(0)
@@ -89,11 +115,35 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_counting()
         self._stop_header_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         if self._running_cycle is not None:
             self._running_cycle.disconnected = True
         for task in self.context.tasks.pop(self.client, ()) if self.client else ():
             task.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override] # as in asyncio
+        """Return whether the connection stays open, for the answers to a client that only reads."""
+        if self._is_between_requests() or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        self._probe_client(PROBE_SECONDS)
+        return True
+
+    def _probe_client(self, seconds: float) -> None:
+        """Send a byte of the answer, and another one later: writing fails if the client has gone.
+
+        The end of a client's requests looks the same whether it still reads or not.
+        """
+        if self.transport.is_closing():
+            return
+        cycle = self._running_cycle
+        if not cycle.response_started:
+            if not isinstance(cycle.transport, BegunAnswer):
+                cycle.transport = BegunAnswer(cycle.transport)
+            cycle.transport.send_next()
+        self._probe_timer = self.loop.call_later(seconds, self._probe_client, 2 * seconds)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

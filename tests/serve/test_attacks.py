@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.serving import api_keys, http_protocol, request_errors
+from regauge.serving import api_keys, request_body, request_errors
 from regauge.serving.api_keys import VARIABLE, ApiKeys
-from regauge.serving.http_protocol import RequestBody
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import FieldError, TooLargeError
 from regauge.serving.routes.kserve import InferBody
 from regauge.serving.routes.openai import EmbeddingsBody
@@ -374,12 +374,12 @@ def count_parts(document: Any) -> int:
 def test_the_parts_of_a_body_are_counted_before_they_are_built(document: Any) -> None:
     raw_body, number = json.dumps(document).encode(), count_parts(document)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_protocol, "MAX_PARTS", number)
-        http_protocol.check_parts(raw_body)
-        patch.setattr(http_protocol, "MAX_PARTS", number - 1)
+        patch.setattr(request_body, "MAX_PARTS", number)
+        request_body.check_parts(raw_body)
+        patch.setattr(request_body, "MAX_PARTS", number - 1)
         if number:
             with pytest.raises(TooLargeError, match="lists, objects and keys"):
-                http_protocol.check_parts(raw_body)
+                request_body.check_parts(raw_body)
 
 
 @pytest.mark.parametrize("schema", [EmbeddingsBody, CompletionRequest, InferBody])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regauge.serving.http_protocol import RequestBody
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import InvalidRequestError
 from regauge.serving.routes.kserve import InferBody
 from regauge.serving.routes.tei import EmbedBody, PredictBody, RerankBody

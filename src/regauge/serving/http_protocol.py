@@ -15,12 +15,9 @@ import zlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import from_json, to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,6 +25,7 @@ from starlette.routing import Route
 from regauge.serving.dispatcher import RequestOptions
 from regauge.serving.model_set import RECORD_KINDS
 from regauge.serving.model_slot import TRIAL, CanaryTrial
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import (
     FieldError,
     InvalidRequestError,
@@ -38,7 +36,6 @@ from regauge.serving.request_errors import (
     UnauthorizedError,
     UnavailableError,
     UnknownModelError,
-    describe_validation_error,
 )
 from regauge.serving.web_origins import check_origin
 from regauge.system.log import logger
@@ -71,10 +68,6 @@ DISCONNECTED = 499
 """Status in the metrics after a client has left."""
 
 
-MAX_PARTS = 1 << 16
-"""Maximum lists, objects and keys in a body; a million of them take seconds to build."""
-PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)(\s*+:)?|([\[{])', re.DOTALL)
-"""A JSON text, which may lack its end and may be a key, or the start of a list or an object."""
 T = TypeVar("T")
 State = Literal["starting", "ready", "draining"]
 OVERLOAD_SECONDS = 2.0
@@ -114,58 +107,6 @@ class ServerContext:
         limit = self.settings.queue.max_wait_seconds
         versions = self.models.loaded_versions
         return bool(versions) and all(version.is_overloaded(limit) for version in versions)
-
-
-class RequestBody(BaseModel):
-    """A request's JSON body: each key is honoured, or the request is refused.
-
-    A key that is null counts as left out.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    ignored_keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys without an effect on the answer."""
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Unsupported key -> values that are as if it were left out."""
-
-    @classmethod
-    def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
-        """Parse a body, in a form that headers may declare.
-
-        Raises InvalidRequestError, or TooLargeError for too many lists.
-        """
-        del headers
-        check_parts(raw_body)
-        try:
-            return cls.model_validate_json(raw_body or b"{}")
-        except ValidationError as error:
-            failure = error
-        if failure.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
-            document = from_json(raw_body or b"{}")
-            if isinstance(document, dict) and (kept := cls._select_keys(document)) != document:
-                return cls.parse(to_json(kept), {})
-        message, field = describe_validation_error(failure, raw_body)
-        raise FieldError(message, field)
-
-    @classmethod
-    def _select_keys(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys with an effect; raises InvalidRequestError for an unsupported one."""
-        kept = {}
-        for name, value in document.items():
-            if value is None or name in cls.ignored_keys:
-                continue
-            neutral = cls.neutral_values.get(name)
-            if neutral is None:
-                kept[name] = value
-            elif not any(_is_equal(value, other) for other in neutral):
-                raise FieldError(f"{name} is not supported; remove it", name)
-        return kept
-
-
-def _is_equal(value: object, other: object) -> bool:
-    """Return whether two JSON values are equal; false is not 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 B = TypeVar("B", bound=RequestBody)
@@ -269,6 +210,18 @@ class RouteSpec(Generic[B]):
     """What it does, for the OpenAPI page."""
     max_body_bytes: float = math.inf
     """Maximum body, if it is smaller than `serve.http.max_body_bytes`."""
+    query: tuple[str, ...] = ()
+    """Names of the query parameters; a request with another one is refused."""
+
+    def check_query(self, names: Sequence[str]) -> None:
+        """Raise FieldError for query parameters without an effect."""
+        for name in names:
+            if name not in self.query:
+                remedy = f"it reads {', '.join(self.query)}" if self.query else "it reads none"
+                problem = f"this path does not read the query parameter '{name[:80]}'"
+                raise FieldError(f"{problem}; {remedy}", name[:80])
+            if names.count(name) > 1:
+                raise FieldError(f"the query parameter '{name}' occurs twice", name)
 
 
 def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
@@ -325,6 +278,7 @@ async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request
     if not is_open:
         check_origin(context.settings, request.headers)
     client = _authenticate(context, request, is_open=is_open)
+    spec.check_query([name for name, _ in request.query_params.multi_items()])
     start = time.perf_counter()
     limit = min(spec.max_body_bytes, context.settings.http.max_body_bytes)
     async with receive_body(context, request, limit) as raw_body:
@@ -447,15 +401,6 @@ def _decompress(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
 def _check_size(size: int, limit: float) -> None:
     if size > limit:
         raise TooLargeError(f"the body is over the limit of {limit:.0f} bytes")
-
-
-def check_parts(document: bytes) -> None:
-    """Raise TooLargeError if JSON has too many lists, objects and keys, before they are built."""
-    if sum(map(document.count, (b"[", b"{", b":"))) <= MAX_PARTS:
-        return
-    starts = (match for match in PART.finditer(document) if match.lastindex)
-    if next(islice(starts, MAX_PARTS, None), None):
-        raise TooLargeError(f"the body has more than {MAX_PARTS} lists, objects and keys")
 
 
 def _count_bytes(context: ServerContext, count: int) -> None:

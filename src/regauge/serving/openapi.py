@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse
 from regauge import __version__
 from regauge.serving.http_protocol import (
     OPEN_PATHS,
+    PRIORITIES,
     Call,
     EmptyBody,
     RouteSpec,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from regauge.serving.http_protocol import FormatError
+    from regauge.serving.request_body import RequestBody
 
 STATUSES = {
     200: "The answer.",
@@ -42,6 +44,12 @@ STATUSES = {
     504: "The request was not answered in time.",
 }
 """Status -> meaning."""
+HEADERS: dict[str, dict[str, Any]] = {
+    "Regauge-Timeout-Ms": {"type": "number", "exclusiveMinimum": 0},
+    "Regauge-Priority": {"enum": list(PRIORITIES)},
+    "X-Request-Id": {"type": "string"},
+}
+"""Header of requests with a body -> schema."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = (
     "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -99,25 +107,37 @@ def _build_operation(spec: RouteSpec[Any], schemas: dict[str, Any]) -> dict[str,
         "operationId": spec.method.lower() + re.sub(r"\W+", "_", spec.path).rstrip("_"),
         "responses": {str(status): {"description": text} for status, text in STATUSES.items()},
     }
-    names = re.findall(r"{(\w+)", spec.path)
-    if names:
-        schema = {"type": "string"}
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": schema} for name in names
+    text = {"type": "string"}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": text}
+        for name in re.findall(r"{(\w+)", spec.path)
+    ]
+    parameters += [{"name": name, "in": "query", "schema": text} for name in spec.query]
+    if spec.method == "POST":
+        parameters += [
+            {"name": name, "in": "header", "schema": schema} for name, schema in HEADERS.items()
         ]
+    if parameters:
+        operation["parameters"] = parameters
     if spec.path not in OPEN_PATHS:
         operation["security"] = [{"key": []}, {}]
     if spec.body is not EmptyBody:
-        template = "#/components/schemas/{model}"
-        schema = spec.body.model_json_schema(ref_template=template)
-        schemas.update(schema.pop("$defs", {}))
-        schemas[spec.body.__name__] = schema
-        reference = {"$ref": template.format(model=spec.body.__name__)}
+        forms = [_refer_to(body, schemas) for body in spec.body.forms or (spec.body,)]
+        schema = {"anyOf": forms} if spec.body.forms else forms[0]
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": reference}},
+            "content": {"application/json": {"schema": schema}},
         }
     return operation
+
+
+def _refer_to(body: type[RequestBody], schemas: dict[str, Any]) -> dict[str, str]:
+    """Return a reference to a body's schema, which is added to `schemas`."""
+    template = "#/components/schemas/{model}"
+    schema = body.model_json_schema(ref_template=template)
+    schemas.update(schema.pop("$defs", {}))
+    schemas[body.__name__] = schema
+    return {"$ref": template.format(model=body.__name__)}
 
 
 async def _show_document(call: Call[EmptyBody]) -> Response:

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from regauge.serving.http_protocol import RequestBody
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from regauge import __version__
 from regauge.serving.http_protocol import (
     Call,
     EmptyBody,
-    RequestBody,
     RouteSpec,
     build_json_response,
 )
@@ -27,6 +26,7 @@ from regauge.serving.open_inference.model_tensors import (
     describe_outputs,
 )
 from regauge.serving.open_inference.tensor_protocol import InputTensor, encode_outputs, read_tensors
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import (
     InvalidRequestError,
     RequestError,
@@ -134,7 +134,7 @@ async def _show_ready(call: Call[EmptyBody]) -> Response:
 
 async def _show_model_ready(call: Call[EmptyBody]) -> Response:
     models, name = call.context.models, call.request.path_params["model"]
-    version = models.find(name).current
+    version = models.find(call.choose_name(name)).current
     if version is None and not models.is_lazy:
         raise UnavailableError(f"model '{name}' is not loaded")
     if version is not None:

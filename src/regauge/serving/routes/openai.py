@@ -15,12 +15,12 @@ from pydantic import Field
 from regauge.serving.http_protocol import (
     Call,
     EmptyBody,
-    RequestBody,
     RouteSpec,
     build_json_response,
     build_output_response,
 )
 from regauge.serving.model_version import Inputs, scale_to_length_1
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import InvalidRequestError, RequestError
 from regauge.serving.text_generation.openai_requests import IGNORED_KEYS
 
@@ -110,8 +110,10 @@ def _format_items(
     return items
 
 
-def shorten_vectors(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """Return the first numbers of each vector, [records, dimensions], normalized again.
+def shorten_vectors(
+    vectors: np.ndarray, dimensions: int | None, *, normalizes: bool = True
+) -> np.ndarray:
+    """Return the first numbers of each vector, [records, dimensions], by default normalized again.
 
     Raises InvalidRequestError if the vectors have fewer numbers.
     """
@@ -120,7 +122,8 @@ def shorten_vectors(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     if dimensions > vectors.shape[1]:
         problem = f"dimensions is over the {vectors.shape[1]} numbers of a vector"
         raise InvalidRequestError(problem)
-    return scale_to_length_1(vectors[:, :dimensions])
+    vectors = vectors[:, :dimensions]
+    return scale_to_length_1(vectors) if normalizes else vectors
 
 
 async def _list_models(call: Call[EmptyBody]) -> Response:
@@ -131,7 +134,7 @@ async def _list_models(call: Call[EmptyBody]) -> Response:
 
 
 async def _show_model(call: Call[EmptyBody]) -> Response:
-    slot = call.context.models.find(call.request.path_params["model"])
+    slot = call.context.models.find(call.choose_name(call.request.path_params["model"]))
     return build_json_response(_describe_model(call.context, slot.name))
 
 

@@ -45,6 +45,8 @@ class _InvocationLine(AnyBody):
 class InvocationBody(_InvocationLine):
     """Body of `/invocations`: that of another route."""
 
+    forms = (*AnyBody.forms, EmbeddingsBody, CompletionRequest, ChatRequest)
+
     @classmethod
     def parse(cls, raw_body: bytes, headers: Mapping[str, str]) -> Self:
         """Return an empty body, because the content type decides how it is parsed."""

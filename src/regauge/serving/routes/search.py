@@ -39,6 +39,8 @@ PAGE_HEADERS = {
 }
 """Page headers: the page loads its own files only, and document text cannot run as code."""
 RESULT_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+QUERY = {"/": ("q",), "/search": ("q", "k")}
+"""Path -> query parameters; the page reads its own."""
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
@@ -52,7 +54,10 @@ def list_routes(service: SearchService) -> list[RouteSpec[EmptyBody]]:
         "/search": searcher.search,
         "/documents/{number:int}": searcher.show_document,
     }
-    return [RouteSpec("GET", path, endpoint, EmptyBody, "") for path, endpoint in endpoints.items()]
+    return [
+        RouteSpec("GET", path, endpoint, EmptyBody, "", query=QUERY.get(path, ()))
+        for path, endpoint in endpoints.items()
+    ]
 
 
 class _Searcher:

@@ -6,7 +6,7 @@ Schema source: https://huggingface.github.io/text-embeddings-inference/.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -16,12 +16,12 @@ from regauge.inference.export.postprocess import build_columns
 from regauge.serving.http_protocol import (
     Call,
     EmptyBody,
-    RequestBody,
     RouteSpec,
     build_json_response,
     build_output_response,
 )
 from regauge.serving.model_version import BATCH_SIZE, Inputs, scale_to_length_1
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import (
     FieldError,
     InvalidRequestError,
@@ -104,20 +104,7 @@ class EmbedBody(EmbedAllBody):
     normalize: bool | None = None
     """Whether vectors have length 1; by default as the model was evaluated."""
     dimensions: int | None = Field(default=None, ge=1)
-    """Vector width: the first numbers, normalized again."""
-
-
-class AnyBody(ModelBody):
-    """Body of `/`: that of `/embed`, `/predict`, `/similarity` or `/rerank`."""
-
-    model_config = ConfigDict(extra="ignore")  # the other route's body has the other keys
-
-    inputs: Any = None
-    """Model inputs."""
-    query: Any = None
-    """Text to rank the others for."""
-    texts: Any = None
-    """Texts to rank."""
+    """Vector width: the first numbers, normalized again unless `normalize` is false."""
 
 
 class RerankBody(TextsBody):
@@ -158,6 +145,26 @@ class SimilarityBody(ModelBody):
     """Texts."""
     parameters: TruncationOptions = TruncationOptions()
     """Options."""
+
+
+class AnyBody(ModelBody):
+    """Body of `/`: that of `/embed`, `/predict`, `/similarity` or `/rerank`."""
+
+    model_config = ConfigDict(extra="ignore")  # the other route's body has the other keys
+
+    forms: ClassVar[tuple[type[RequestBody], ...]] = (
+        EmbedBody,
+        PredictBody,
+        SimilarityBody,
+        RerankBody,
+    )
+
+    inputs: Any = None
+    """Model inputs."""
+    query: Any = None
+    """Text to rank the others for."""
+    texts: Any = None
+    """Texts to rank."""
 
 
 class TokenizeBody(ModelBody):
@@ -209,7 +216,7 @@ async def embed(call: Call[EmbedBody]) -> Response:
     async with call.use_model(body.model, ("vectors",)) as model:
         outputs = await model.compute(inputs, options)
         vectors = _normalize(model, outputs.values, requested=body.normalize)
-    vectors = shorten_vectors(vectors, body.dimensions)
+    vectors = shorten_vectors(vectors, body.dimensions, normalizes=body.normalize is not False)
     return build_output_response(call.context, _list_rows(call, vectors, outputs), outputs)
 
 
@@ -419,5 +426,12 @@ ROUTES: tuple[RouteSpec[Any], ...] = (
         "POST", "/tokenize", _tokenize, TokenizeBody, "Return the tokens of texts.", TOKEN_BYTES
     ),
     RouteSpec("POST", "/decode", _decode, DecodeBody, "Return the texts of tokens.", TOKEN_BYTES),
-    RouteSpec("GET", "/info", _show_info, EmptyBody, "Describe the model and its limits."),
+    RouteSpec(
+        "GET",
+        "/info",
+        _show_info,
+        EmptyBody,
+        "Describe a model and its limits.",
+        query=("model",),
+    ),
 )

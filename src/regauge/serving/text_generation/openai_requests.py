@@ -9,10 +9,10 @@ import secrets
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from regauge.models.settings import Generation
-from regauge.serving.http_protocol import RequestBody
+from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import FieldError, TooLargeError
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ IGNORED_KEYS = frozenset(
 """Keys without an effect on the answer."""
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestBody):
     """Options of a streamed answer."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True)
 
     include_usage: bool = False
     """Whether the last chunk has the token counts."""

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 import faults
 from faults.families import list_descendants
 from regauge.config import build
-from regauge.serving.api_keys import VARIABLE
+from regauge.serving.api_keys import VARIABLE, ApiKeys
+from regauge.serving.ray_cluster import ray_serving
 from regauge.serving.ray_cluster.ray_serving import _check_resources, _convert_error
 from regauge.serving.ray_cluster.ray_settings import RayServing
 from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
@@ -285,3 +286,20 @@ def test_the_error_of_a_replica_keeps_its_problem_and_remedy() -> None:
     error = _convert_error(f"The deployment failed:\n{cause}  at replica 3", RayServing())
     assert isinstance(error, DataError)
     assert str(error) == "a replica failed to start: row 0 differs; export it again"
+
+
+def test_the_command_warns_of_changed_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The replicas keep the keys of the start; one change is reported once."""
+    path = tmp_path / "keys.txt"
+    path.write_text("old")
+    keys = ApiKeys.read(str(path))
+    found = iter([None, None, None, signal.SIGTERM])
+    monkeypatch.setattr(ray_serving.stop_signals, "find_signal", lambda: next(found))
+    monkeypatch.setattr(ray_serving, "_read_state", lambda *_: "RUNNING")
+    monkeypatch.setattr(ray_serving, "WATCH_SECONDS", 0)
+    path.write_text("new one")
+    ray_serving._wait_until_stopped(None, RayServing(), keys)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "keep the earlier API keys" in caplog.text

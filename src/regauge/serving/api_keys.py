@@ -65,15 +65,22 @@ class ApiKeys:
         """Read the file again whenever it changes, until cancelled; an invalid one is reported."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._path is None or self._stamps == (stamps := _read_stamps(self._path)):
+            if self._path is None or not self.has_changed():
                 continue
-            self._stamps = stamps
             try:
                 self.digests = tuple(_hash(key) for key in _read_file(self._path))
             except SettingsError as error:
                 logger.error("The API keys stay as they are: %s", error)
             else:
                 logger.info("The API keys have changed; there are %d", len(self.digests))
+
+    def has_changed(self) -> bool:
+        """Return whether the file has changed since the last call or the start."""
+        previous, self._stamps = (
+            self._stamps,
+            () if self._path is None else _read_stamps(self._path),
+        )
+        return self._stamps != previous
 
     def warn_if_open(self, host: str) -> None:
         """Log a warning if clients on other machines need no key."""

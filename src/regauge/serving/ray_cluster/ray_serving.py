@@ -79,7 +79,7 @@ def run_on_ray(settings: Serve, options: RayServing) -> dict[str, Any]:
         try:
             if _deploy(serve, settings, options, digests):
                 _log_ready(settings, options, address, time.monotonic() - start)
-                _wait_until_stopped(serve, options)
+                _wait_until_stopped(serve, options, keys)
             logger.info("Draining: accepted requests are completed")
         finally:
             _delete(serve, options.name)
@@ -291,8 +291,8 @@ def _log_ready(settings: Serve, options: RayServing, address: str, seconds: floa
     logger.info("Serving %s at %s (ready after %.1f s)", names, shown, seconds)
 
 
-def _wait_until_stopped(serve: Any, options: RayServing) -> None:
-    """Log state changes until a stop signal arrives.
+def _wait_until_stopped(serve: Any, options: RayServing, keys: ApiKeys) -> None:
+    """Log state changes, and warn of changed API keys, until a stop signal arrives.
 
     Raises TransientError if the application was deleted or the cluster was lost.
     """
@@ -304,6 +304,8 @@ def _wait_until_stopped(serve: Any, options: RayServing) -> None:
         previous, state, checked_at = state, _read_state(serve, options), time.monotonic()
         if state != previous:
             logger.info("The application on Ray is %s", state.lower())
+        if keys.has_changed():
+            logger.warning("The replicas keep the earlier API keys; start the command again")
 
 
 def _read_state(serve: Any, options: RayServing) -> str:

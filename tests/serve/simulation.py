@@ -22,6 +22,7 @@ from regauge.inference.export.manifest import Bucket
 from regauge.inference.export.records import TextRecords
 from regauge.models.settings import Generation
 from regauge.serving import dispatcher as dispatcher_module
+from regauge.serving import model_set, model_slot
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import ComputedRequest, Dispatcher, RequestOptions
 from regauge.serving.scheduler import Priority, ScheduledBatch, Scheduler
@@ -313,7 +314,7 @@ def run_simulated(work: Coroutine[Any, Any, T]) -> T:
         asyncio.Runner(loop_factory=SimulatedLoop) as runner,
     ):
         loop = runner.get_loop()
-        for module in (dispatcher_module, text_queue):
+        for module in (dispatcher_module, text_queue, model_set, model_slot):
             patch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
         return runner.run(work)
 

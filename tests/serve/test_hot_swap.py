@@ -45,6 +45,7 @@ from serve.servers import (
     update_manifest,
     wait_for,
 )
+from serve.simulation import SimulatedLoop, run_simulated
 from serve.test_server_faults import damage_pooling
 from serve.vectors import write_vectors
 
@@ -462,14 +463,18 @@ def test_a_stuck_worker_is_replaced_before_its_requests_expire() -> None:
 
 
 class CountedSlot(ModelSlot):
-    """A model that loads in no time, and counts how often."""
+    """A model that loads in a second, and counts how often."""
 
     num_loads = 0
 
+    async def read_program(self) -> None:
+        """Do nothing, because the folder does not exist."""
+
     async def load(self) -> LoadedVersion:
         if self.current is None:
+            await asyncio.sleep(1)
             version: Any = SimpleNamespace(keep_open=nullcontext, has_failed=False, worker_pids=[])
-            self.current, self.loaded_at = version, time.monotonic()
+            self.current, self.loaded_at = version, asyncio.get_running_loop().time()
             self.num_loads += 1
         return self.current
 
@@ -477,25 +482,39 @@ class CountedSlot(ModelSlot):
         self.current = None
 
 
-def test_alternating_requests_do_not_reload_models_all_the_time() -> None:
-    """Requests that wait for a model share a load, and it stays for a minimum time."""
-    limits = ModelSettings(max_loaded=1, min_loaded_seconds=0.2)
+@pytest.mark.parametrize("min_seconds", [0.0, 10.0])
+def test_alternating_requests_do_not_reload_models_all_the_time(min_seconds: float) -> None:
+    """Waiting requests share a load, a model stays for a minimum time, and only one is loaded."""
+    limits = ModelSettings(max_loaded=1, min_loaded_seconds=min_seconds)
     settings = Serve(artifacts={"one": "a", "two": "b"}, models=limits)
     anything: Any = None
     models = ModelSet(settings, ServerMetrics(), anything)
     counted = {name: CountedSlot(name, settings, anything, anything) for name in models.slots}
     models.slots.update(counted)
+    waits: list[float] = []
 
     async def send(name: str) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
         async with models.use(models.find(name)):
             assert sum(slot.current is not None for slot in models.slots.values()) == 1
+            waits.append(loop.time() - start)
 
-    async def send_all() -> None:
+    async def send_all(client: int) -> None:
+        for number in range(60):
+            await send(("one", "two")[(client + number) % 2])
+            await asyncio.sleep(0.5 + client / 7)
+
+    async def run() -> float:
         await models.start()
-        await asyncio.gather(*(send(("one", "two")[number % 2]) for number in range(40)))
+        await asyncio.gather(*map(send_all, range(4)))
+        return asyncio.get_running_loop().time()
 
-    asyncio.run(send_all())
-    assert [slot.num_loads for slot in counted.values()] == [1, 1]
+    start = SimulatedLoop().time()
+    seconds = run_simulated(run()) - start
+    num_loads = sum(slot.num_loads for slot in counted.values())
+    assert num_loads <= 1 + seconds / (min_seconds + 1)
+    assert max(waits) <= 2 * (min_seconds + 1)
 
 
 @pytest.mark.full

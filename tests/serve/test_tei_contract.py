@@ -285,7 +285,7 @@ def test_an_error_names_its_reason(
 
 def test_unknown_paths_and_methods_share_one_label(http: httpx.Client) -> None:
     def count(status: int) -> float:
-        name = f'regauge_serve_requests_total{{route="unknown",status="{status}"}} '
+        name = f'regauge_serve_requests_total{{model="",route="unknown",status="{status}"}} '
         lines = http.get("/metrics").text.splitlines()
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
@@ -295,6 +295,27 @@ def test_unknown_paths_and_methods_share_one_label(http: httpx.Client) -> None:
     assert http.get("/embed").status_code == 405
     assert [count(404), count(405)] == [before[0] + 2, before[1] + 1]
     assert "missing-" not in http.get("/metrics").text
+
+
+def test_requests_are_counted_by_model(http: httpx.Client) -> None:
+    """The model of a route is counted whether the request names it or not, and if it fails."""
+
+    def count(model: str, status: int) -> float:
+        labels = f'model="{model}",route="/predict",status="{status}"'
+        name = f"regauge_serve_requests_total{{{labels}}} "
+        lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    expected = {("classifier", 200): 2, ("tagger", 422): 1, ("", 404): 1, ("encoder", 422): 1}
+    before = {key: count(*key) for key in expected}
+    post(http, "/predict", {"inputs": "a"})
+    post(http, "/models/classifier/predict", {"inputs": "a"})
+    post(http, "/predict", {"inputs": "a", "model": "tagger", "raw_scores": True}, 422)
+    post(http, "/predict", {"inputs": "a", "model": "missing"}, 404)
+    post(http, "/predict", {"inputs": "a", "model": "encoder"}, 422)
+    assert {key: count(*key) - before[key] for key in expected} == expected
+    latency = 'regauge_serve_request_seconds_count{model="classifier",route="/predict"}'
+    assert latency in http.get("/metrics").text
 
 
 @pytest.mark.parametrize(

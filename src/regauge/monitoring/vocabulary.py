@@ -116,9 +116,11 @@ PREDICT_SHARDS = _gauge(
 )
 PREDICT_WORKERS = _gauge("predict_workers", RUN, "Worker processes.")
 
-SERVE_REQUESTS = _counter("serve_requests", ("route", "status"), "Answered requests.")
+SERVE_REQUESTS = _counter(
+    "serve_requests", ("route", "model", "status"), "Answered requests; an empty model is none."
+)
 SERVE_REQUEST_SECONDS = _histogram(
-    "serve_request_seconds", ("route",), "Time from the headers of a request to its answer."
+    "serve_request_seconds", ("route", "model"), "Time from the headers of a request to its answer."
 )
 SERVE_PHASE_SECONDS = _counter(
     "serve_phase_seconds", ("phase",), "Time of the phases read, tokenize, compute and serialize."

@@ -229,9 +229,9 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
 
     async def endpoint(request: Request) -> Response:
         start = time.perf_counter()
-        status = DISCONNECTED
+        status, trial = DISCONNECTED, CanaryTrial()
         try:
-            response = await _answer(context, spec, request)
+            response = await _answer(context, spec, request, trial)
             status = response.status_code
         except RequestError as error:
             response = build_error_response(error, format_error)
@@ -247,7 +247,7 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
             status = response.status_code
         finally:
             seconds = time.perf_counter() - start
-            context.metrics.count_request(spec.path, status, seconds)
+            context.metrics.count_request(spec.path, trial.model, status, seconds)
             log_request(context, request, status, seconds)
         response.headers[ID_HEADER] = read_request_id(request)
         return response
@@ -273,7 +273,9 @@ def log_request(context: ServerContext, request: Request, status: int, seconds: 
         logger.info(message, client, request.method, path, status, 1e3 * seconds, request_id)
 
 
-async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request) -> Response:
+async def _answer(
+    context: ServerContext, spec: RouteSpec[Any], request: Request, trial: CanaryTrial
+) -> Response:
     is_open = spec.path in OPEN_PATHS
     if not is_open:
         check_origin(context.settings, request.headers)
@@ -285,7 +287,7 @@ async def _answer(context: ServerContext, spec: RouteSpec[Any], request: Request
         body = spec.body.parse(raw_body, request.headers)
         context.metrics.add_phase("read", time.perf_counter() - start)
         call = Call(context, request, body, raw_body, client)
-        return await CanaryTrial().run(partial(spec.handle, call))
+        return await trial.run(partial(spec.handle, call))
 
 
 CHALLENGE = 'Bearer, Basic realm="API key as the password"'

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast, get_args
 
 from regauge.models.io_spec import OutputKind
-from regauge.serving.model_slot import ModelSlot
+from regauge.serving.model_slot import TRIAL, ModelSlot
 from regauge.serving.model_version import ModelVersion
 from regauge.serving.request_errors import InvalidRequestError, UnknownModelError
 from regauge.system.processes import inspect_process
@@ -92,8 +92,10 @@ class ModelSet:
 
     @asynccontextmanager
     async def use(self, slot: ModelSlot) -> AsyncIterator[LoadedVersion]:
-        """Keep a model version loaded within the block."""
-        if slot.current is None and self.is_lazy:
+        """Keep a model version loaded within the block; its name is that of the request's model."""
+        if (trial := TRIAL.get()) is not None:
+            trial.model = slot.name
+        while slot.current is None and self.is_lazy:  # another model may take the place
             if slot.name not in self._loading:
                 loading = asyncio.create_task(self._load(slot))
                 loading.add_done_callback(lambda _: self._loading.pop(slot.name))

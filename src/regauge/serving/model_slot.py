@@ -67,6 +67,8 @@ class CanaryTrial:
     """A function per canary, which takes the problem."""
     is_over: bool = False
     """Whether only current versions answer."""
+    model: str = ""
+    """Name of the model that the request uses."""
     num_failures: int = 0
     """Records reported as failed in an answer with status 200."""
 

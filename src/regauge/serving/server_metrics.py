@@ -55,13 +55,14 @@ class ServerMetrics:
             SampleCollector(lambda: [Sample(vocabulary.SERVE_DRAINING, is_draining())])
         )
 
-    def count_request(self, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(route, str(status)).inc()
-        self._latency.labels(route).observe(seconds)
+    def count_request(self, route: str, model: str, status: int, seconds: float) -> None:
+        """Count an answer; `model` is empty if no model was needed."""
+        self._requests.labels(route, model, str(status)).inc()
+        self._latency.labels(route, model).observe(seconds)
 
     def count_unknown_route(self, status: int) -> None:
         """Count an answer to a path or method without a route."""
-        self._requests.labels(UNKNOWN_ROUTE, str(status)).inc()
+        self._requests.labels(UNKNOWN_ROUTE, "", str(status)).inc()
 
     def add_phase(self, phase: str, seconds: float) -> None:
         self._phases.labels(phase).inc(seconds)

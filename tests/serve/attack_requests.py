@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import socket
@@ -183,6 +184,38 @@ def _oversized_body(draw: random.Random) -> Attack:
     return _send(request, half_closes=draw.random() < RARELY)
 
 
+def _many_keys(draw: random.Random) -> Attack:
+    keys = b",".join(b'"%d": 1' % number for number in range(draw.choice([5000, 15_000])))
+    return _send(build_post(b'{"inputs": "w5", ' + keys + b"}", draw.choice(PATHS)))
+
+
+def _compressed_bomb(draw: random.Random) -> Attack:
+    """Return a few kilobytes that become many megabytes."""
+    content = gzip.compress(draw.choice([b" ", b"[", b'{"inputs": "']) * 3_000_000)
+    cut = draw.choice([len(content), len(content) // 2])
+    return _send(build_post(content[:cut], draw.choice(PATHS), b"Content-Encoding: gzip"))
+
+
+def _other_protocol(draw: random.Random) -> Attack:
+    """Return the start of HTTP/2, TLS, or a web socket."""
+    upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: "
+    start = draw.choice(
+        [
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + draw.randbytes(200),
+            upgrade + b"websocket\r\nSec-WebSocket-Version: 13\r\n\r\n" + draw.randbytes(50),
+            upgrade + b"h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
+        ]
+    )
+    return _send(start, half_closes=True)
+
+
+def _endless_chunks(draw: random.Random) -> Attack:
+    """Return chunks without an end, of which each is valid."""
+    head = build_post(b"", draw.choice(PATHS), b"Transfer-Encoding: chunked")
+    return _send(head, b"1\r\n \r\n" * draw.choice([1, 5000]), is_slow=True)
+
+
 def _slow_headers(draw: random.Random) -> Attack:
     return _send(b"POST /embed HTTP/1.1\r\nHost: ", b"x" * draw.randint(1, 9), is_slow=True)
 
@@ -202,7 +235,8 @@ KINDS: list[tuple[str, Callable[[random.Random], Attack]]] = [
     for function in (
         _garbage, _request_line, _path_traversal, _header_bomb, _bad_header, _conflicting_lengths,
         _chunked_garbage, _truncated_body, _deep_json, _odd_values, _invalid_utf8, _broken_json,
-        _pipelined_requests, _oversized_body, _slow_headers, _slow_body, _silent,
+        _pipelined_requests, _oversized_body, _many_keys, _compressed_bomb, _other_protocol,
+        _endless_chunks, _slow_headers, _slow_body, _silent,
     )
 ]  # fmt: skip
 

@@ -175,8 +175,11 @@ def check_evaluation(folder: Path, kind: str, *models: str) -> None:
     assert expected.keys() == METRICS[kind]
     for name in table:
         assert rows[name] == pytest.approx(expected, rel=1e-4, abs=1e-4)
-    baselines = {"BM25", "reciprocal rank fusion"} if kind == "contrastive" else set()
-    assert rows.keys() - table.keys() == baselines
+    baselines = {
+        "contrastive": {"BM25", "reciprocal rank fusion"},
+        "similarity": {"tf-idf cosine"},
+    }
+    assert rows.keys() - table.keys() == baselines.get(kind, set())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -451,6 +451,9 @@ def test_a_dry_run_shows_finished_shards_and_a_refusal(
     answer = json.loads(capsys.readouterr().out)
     assert answer["finished_shards"] == 1
     assert "error" not in answer
+    webhook = "monitoring.notifications.webhook.url_variable=NO_SUCH_URL"
+    assert predict(artifact, source, out, webhook, "--dry-run", "--json") == 2
+    assert "NO_SUCH_URL is not set" in json.loads(capsys.readouterr().out)["error"]
     other = ("output.dtype=float32", "--dry-run", "--json")
     assert predict(artifact, source, out, *other) == 64
     answer = json.loads(capsys.readouterr().out)

@@ -82,6 +82,13 @@ def plan_file(tmp_path: Path) -> PlanFile:
     return plan
 
 
+def test_the_secrets_of_notifications_are_read(plan_file: PlanFile) -> None:
+    webhook = 'url_variable = "NO_SUCH_URL"'
+    answer = plan_file(MLM, PACKED, f"[monitoring.notifications.webhook]\n{webhook}\n")
+    assert "the variable NO_SUCH_URL is not set; set NO_SUCH_URL" in answer["error"]
+    assert answer["code"] == SettingsError.exit_code
+
+
 @pytest.mark.parametrize(
     ("task", "rows", "length"),
     [

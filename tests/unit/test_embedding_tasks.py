@@ -9,6 +9,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from scipy.stats import pearsonr, spearmanr
+from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -357,3 +359,34 @@ def test_a_text_number_selects_the_column_of_the_text() -> None:
     row = {name: np.array([index]) for index, name in enumerate(task.text_columns())}
     texts = task.select_texts([row, row, None, row], np.array([1, 0, 1, 2]), ())
     assert [text if text is None else text.tolist() for text in texts] == [[1], [0], None, [2]]
+
+
+def test_the_baseline_of_similarity_equals_scikit_learn() -> None:
+    draw = np.random.default_rng(0)
+    train, heldout = (
+        [
+            {
+                "sentence1": draw.integers(2, 40, int(draw.integers(1, 12))),
+                "sentence2": draw.integers(2, 40, int(draw.integers(1, 12))),
+                "score": float(draw.normal()),
+            }
+            for _ in range(count)
+        ]
+        for count in (30, 20)
+    )
+    vectors = TfidfVectorizer(analyzer=list)
+    vectors.fit([row[name] for row in train for name in ("sentence1", "sentence2")])
+    first, second = (
+        vectors.transform([row[name] for row in heldout]).toarray()
+        for name in ("sentence1", "sentence2")
+    )
+    cosines, scores = (first * second).sum(1), [row["score"] for row in heldout]
+    metrics = compute_means(Similarity().fit_baselines(train, heldout)["tf-idf cosine"])
+    assert metrics == pytest.approx(
+        {
+            "pearson": pearsonr(cosines, scores).statistic,
+            "spearman": spearmanr(cosines, scores).statistic,
+            "items": 20,
+        },
+        rel=1e-5,
+    )

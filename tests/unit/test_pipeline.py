@@ -225,6 +225,14 @@ def test_a_dry_run_changes_nothing_and_shows_every_stage(
     assert "[3/3] join: join -> out/words/3-join (pending: not run yet)" in capsys.readouterr().out
 
 
+def test_a_dry_run_reads_the_secrets_of_notifications(run_file: Path) -> None:
+    with run_file.open("a") as file:
+        file.write('[monitoring.notifications.webhook]\nurl_variable = "NO_SUCH_URL"\n')
+    answer = pipeline.main(run_file, dry_run=True)
+    assert "the variable NO_SUCH_URL is not set; set NO_SUCH_URL" in answer["error"]
+    assert answer["code"] == SettingsError.exit_code
+
+
 def contents() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,10 +14,12 @@ from unittest.mock import patch
 import pytest
 
 from distributed import datasets, jobs
+from distributed.runs import settings
 from regauge.run_folders.checkpoint_files import list_steps
 from regauge.system.errors import NoProgressError, SettingsError
 from regauge.training import trainer
 from regauge.training.context import RunContext
+from regauge.training.dry_run import plan_run
 from regauge.training.gradients import GradientComputer
 from regauge.training.state import TrainState
 
@@ -122,6 +125,31 @@ def test_a_metric_without_a_best_value_is_refused(data: str, tmp_path: Path) -> 
         SettingsError, match="'heldout/items': the task declares no best value; set"
     ):
         jobs.train(str(tmp_path), data, "mlm", changes)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "is_refused"),
+    [
+        ("heldout/items", "auto", True),
+        ("heldout/items", "max", False),
+        ("heldout/accuracy", "auto", False),
+        ("heldout.news/accuracy", "auto", False),
+        ("accuracy", "auto", True),
+    ],
+)
+def test_a_dry_run_refuses_a_metric_without_a_best_value(
+    data: str, tmp_path: Path, metric: str, mode: str, *, is_refused: bool
+) -> None:
+    """As the run does, and without held-out rows it refuses every metric."""
+    checkpoint = {"best_metric": metric, "best_mode": mode}
+    run = settings(tmp_path / "run", Path(data), "mlm", output={"checkpoint": checkpoint})
+    message = f"'{metric}': the task declares no best value; set output.checkpoint.best_mode"
+    with pytest.raises(SettingsError, match=message) if is_refused else nullcontext():
+        plan_run(run)
+    empty = datasets.write_packed(tmp_path / "empty", heldout=0)
+    run = settings(tmp_path / "run", empty, "mlm", output={"checkpoint": checkpoint})
+    with pytest.raises(SettingsError, match="best_metric needs held-out rows"):
+        plan_run(run)
 
 
 def test_a_signal_saves_and_the_same_command_resumes(

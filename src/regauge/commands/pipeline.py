@@ -32,15 +32,23 @@ from regauge.commands._stages.status import (
 from regauge.config.output_files import PIPELINE
 from regauge.monitoring.notify.events import EventSource
 from regauge.monitoring.notify.notifier import open_notifier
+from regauge.monitoring.notify.sinks import build_sinks
 from regauge.monitoring.settings import Monitoring
 from regauge.registry.pipelines.deadline import DeadlineTracker
 from regauge.registry.pipelines.rounds import ROUNDS, read_clocks
 from regauge.supervision.forks import open_fork_server
 from regauge.system import choices, files, log, processes, stop_signals, timing
-from regauge.system.errors import DifferenceError, RegaugeError, SettingsError, TransientError
+from regauge.system.errors import (
+    DifferenceError,
+    RegaugeError,
+    SettingsError,
+    TransientError,
+    find_refusal,
+)
 
 if TYPE_CHECKING:
     from regauge.monitoring.notify.notifier import Notifier
+    from regauge.monitoring.notify.settings import Notifications
 
 LAST_RESULTS = ("report", "next")
 """Keys of a stage's result that the result of the pipeline repeats, from the last stage with one:
@@ -216,10 +224,9 @@ def _open_notifier(job: PipelineJob) -> Iterator[Notifier]:
     A success is an event only if the block runs the last stage. Raises SettingsError if a sink's
     secret cannot be read.
     """
-    table, path = job.shared.get("monitoring", {}), job.folder.resolve()
-    monitoring = config.build(Monitoring, table, source=str(job.run_file))
+    path = job.folder.resolve()
     source = EventSource("pipeline", path.name, str(path))
-    with open_notifier(monitoring.notifications, source) as notifier:
+    with open_notifier(_read_notifications(job), source) as notifier:
         try:
             yield notifier
         except DifferenceError as error:
@@ -229,6 +236,11 @@ def _open_notifier(job: PipelineJob) -> Iterator[Notifier]:
             raise
         if job.is_whole:
             notifier.send("finished", is_final=True)
+
+
+def _read_notifications(job: PipelineJob) -> Notifications:
+    table = job.shared.get("monitoring", {})
+    return config.build(Monitoring, table, source=str(job.run_file)).notifications
 
 
 def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str, Any]:
@@ -441,6 +453,7 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     plans = [_describe_stage(stage, job, dataset_rows) for stage in job.selected_stages]
     for plan in (stage.get("plan", {}) for stage in plans):
         refusal = refusal or {key: plan[key] for key in ("error", "code") if "error" in plan}
+    refusal = refusal or find_refusal(lambda: build_sinks(_read_notifications(job)))
     answer = {"folder": str(job.folder), "stages": plans, **refusal}
     if as_json:
         log.print_json(answer)

@@ -17,6 +17,7 @@ from regauge import commands, config
 from regauge.data.sources._suffixes import build_source_table
 from regauge.inference.export.artifact import is_artifact, read_manifest
 from regauge.inference.predict.settings import PredictSettings
+from regauge.monitoring.notify.sinks import build_sinks
 from regauge.registry.model_reference import locate_model, parse_reference
 from regauge.system.errors import SettingsError, find_refusal
 
@@ -113,7 +114,7 @@ def plan(settings: PredictSettings) -> dict[str, Any]:
         "bytes": sum(job.pieces[number].bytes for number in job.piece_numbers),
         "job": f"{job.slot.index} of {job.slot.count}",
         "finished_shards": 0 if refusal else len(job.read_finished_shards()),
-        **refusal,
+        **(refusal or find_refusal(lambda: build_sinks(settings.monitoring.notifications))),
     }
 
 

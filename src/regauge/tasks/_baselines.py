@@ -31,8 +31,7 @@ def score_by_counts(
     if num_tokens * targets.shape[1] > MAX_WEIGHTS:
         return None
     counts = _count_tokens(train, num_tokens)
-    rows = torch.bincount(counts.indices()[1], minlength=num_tokens)
-    inverse = torch.log((1 + len(train)) / (1 + rows)) + 1
+    inverse = _invert_frequencies(counts)
     features = _weight(counts, inverse)
     weights = torch.zeros(num_tokens, targets.shape[1], requires_grad=True)
     bias = torch.zeros(targets.shape[1], requires_grad=True)
@@ -52,6 +51,28 @@ def score_by_counts(
     heldout = _weight(_count_tokens(texts, num_tokens), inverse)
     scores: Tensor = torch.sparse.mm(heldout, weights) + bias
     return scores.detach()
+
+
+def compare_by_counts(
+    train: Sequence[np.ndarray], lefts: Sequence[np.ndarray], rights: Sequence[np.ndarray]
+) -> Tensor:
+    """Return the cosines of text pairs, [pairs], between tf-idf vectors of their tokens.
+
+    The document frequencies are those of the training texts, as in scikit-learn's defaults.
+    """
+    num_tokens = 1 + max(int(text.max(initial=0)) for text in (*train, *lefts, *rights))
+    inverse = _invert_frequencies(_count_tokens(train, num_tokens))
+    left, right = (_weight(_count_tokens(texts, num_tokens), inverse) for texts in (lefts, rights))
+    cosines: Tensor = (left * right).sum(1).to_dense()
+    return cosines
+
+
+def _invert_frequencies(counts: Tensor) -> Tensor:
+    """Return each token's inverse document frequency, [tokens]; counts are [texts, tokens]."""
+    import torch
+
+    rows = torch.bincount(counts.indices()[1], minlength=counts.shape[1])
+    return torch.log((1 + counts.shape[0]) / (1 + rows)) + 1
 
 
 def _count_tokens(texts: Sequence[np.ndarray], num_tokens: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from regauge.system.errors import DataError
-from regauge.tasks import PAIR_LABELS, MetricSums, _quality
+from regauge.tasks import ITEMS, PAIR_LABELS, MetricSums, _quality
 from regauge.tasks._embeddings import DOCUMENT, QUERY, EmbeddingTask
 from regauge.tasks._fields import check_field, label_range
 from regauge.tasks._retrieval import query_slices
@@ -102,6 +102,21 @@ class Similarity(EmbeddingTask):
             "pearson": _quality.pearson(*pairs),
             "spearman": _quality.spearman(*pairs),
         }
+
+    def fit_baselines(
+        self, train: list[dict[str, Any]], heldout: list[dict[str, Any]]
+    ) -> dict[str, MetricSums]:
+        """Return the correlations between tf-idf cosines and labels."""
+        import torch
+
+        from regauge.tasks._baselines import compare_by_counts
+
+        texts = [row[name] for name in self.text_fields for row in train]
+        pairs = [[row[name] for row in heldout] for name in self.text_fields]
+        labels = torch.tensor([float(row[self.label]) for row in heldout])
+        columns = compare_by_counts(texts, *pairs), labels, torch.ones_like(labels)
+        sums = {"pearson": _quality.pearson(*columns), "spearman": _quality.spearman(*columns)}
+        return {"tf-idf cosine": {**sums, ITEMS: (columns[2].sum(), torch.ones(()))}}
 
     def _read_pairs(
         self, output: dict[str, Tensor], batch: dict[str, Tensor]

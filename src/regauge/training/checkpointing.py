@@ -18,6 +18,7 @@ from regauge.system.errors import DataError, PreflightError
 from regauge.system.log import logger
 from regauge.training import optimizer as optimizers
 from regauge.training.checkpoint.loading import load_checkpoint
+from regauge.training.defaults import find_best_direction
 from regauge.training.guards import check_replicas
 from regauge.training.references import add_references
 from regauge.training.state import MOMENT_PREFIX, Improvement
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.models.settings import InitFrom
-    from regauge.tasks import Direction
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
 
@@ -102,18 +102,9 @@ def is_best(context: RunContext, state: TrainState, metrics: dict[str, float]) -
     return state.best_value is None or sign * value > sign * state.best_value
 
 
-def find_best_direction(context: RunContext) -> Direction | None:
-    """Return the direction of the best checkpoint's metric, from the settings or the task."""
-    metric, mode = best_metric(context), context.settings.output.checkpoint.best_mode
-    if mode != "auto":
-        return mode
-    heldout = context.heldout.get(metric.rpartition("/")[0])
-    return heldout.task.find_direction(metric) if heldout else None
-
-
 def metric_sign(context: RunContext) -> int:
     """Return 1 if higher values of the best checkpoint's metric are better, else -1."""
-    return 1 if find_best_direction(context) == "max" else -1
+    return 1 if find_best_direction(context.settings, best_metric(context)) == "max" else -1
 
 
 def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator, Precision
     from regauge.supervision.channel import WorkerReporter
     from regauge.system.processes import World
+    from regauge.tasks import Direction
     from regauge.training.settings import Batch, Execution, TrainSettings
     from regauge.training.strategies import Strategy
 
@@ -322,3 +323,23 @@ class Rank0Decision:
 
 def digest(*facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def find_best_direction(settings: TrainSettings, metric: str) -> Direction | None:
+    """Return the direction of the best checkpoint's metric, from the settings or its task."""
+    mode = settings.output.checkpoint.best_mode
+    if mode != "auto":
+        return mode
+    for config in settings.task_configs:
+        prefix = f"heldout.{config.name}" if config.name else "heldout"
+        if metric.startswith((f"{prefix}/", f"{prefix}.")):
+            return config.task.find_direction(metric)
+    return None
+
+
+def check_best_direction(settings: TrainSettings, metric: str) -> None:
+    """Raise SettingsError if neither the settings nor the task declare a metric's best value."""
+    if find_best_direction(settings, metric) is None:
+        problem = f"output.checkpoint.best_metric = '{metric}': the task declares no best value"
+        remedy = 'set output.checkpoint.best_mode to "min" or "max", or name another metric'
+        raise SettingsError(problem, remedy)

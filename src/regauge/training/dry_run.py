@@ -13,6 +13,7 @@ from regauge.data.buckets import BatchForm
 from regauge.data.dataset import MANIFEST
 from regauge.data.unprepared import NO_ROWS, find_rows, is_prepared
 from regauge.machines.catalog import find_price
+from regauge.monitoring.notify.sinks import build_sinks
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.system import processes
 from regauge.system.errors import SettingsError, find_refusal
@@ -21,6 +22,7 @@ from regauge.system.log import logger
 from regauge.system.wording import format_count
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import (
+    check_best_direction,
     check_device,
     check_world_size,
     count_world,
@@ -53,6 +55,7 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
         fewest, most = topology.min_nodes, topology.max_nodes
         nodes = f"{fewest} to {most}" if most > fewest else most
         plan["nodes"] = f"{nodes}, rendezvous at {topology.endpoint} ({topology.backend})"
+    plan |= find_refusal(lambda: build_sinks(settings.monitoring.notifications))
     plan |= find_refusal(lambda: check_device(settings))
     datasets = [config.data.path for config in configs]
     unprepared = [dataset for dataset in datasets if not (Path(dataset) / MANIFEST).exists()]
@@ -257,12 +260,21 @@ def _check_data(settings: TrainSettings) -> ResolvedData:
 
 
 def _check_heldout(settings: TrainSettings, manifests: list[DatasetManifest]) -> None:
-    """Raise SettingsError if the best model is needed but no rows are held out to find it."""
-    needs_best = settings.has_best_final_model or settings.stop.patience is not None
-    if needs_best and not any(manifest.splits["heldout"].rows for manifest in manifests):
-        key = "output.final_model" if settings.stop.patience is None else "stop.patience"
+    """Raise SettingsError if a metric is needed without held-out rows, or lacks a direction."""
+    best = settings.output.checkpoint.best_metric
+    has_metric = best not in {"auto", "off"}
+    needs = {
+        "stop.patience": settings.stop.patience is not None,
+        "output.final_model": settings.has_best_final_model,
+        "output.checkpoint.best_metric": has_metric,
+        "stop.target": settings.stop.target is not None,
+    }
+    has_rows = any(manifest.splits["heldout"].rows for manifest in manifests)
+    if not has_rows and (key := next((key for key, needed in needs.items() if needed), None)):
         problem = f"{key} needs held-out rows, and {settings.data.path} has none"
         raise SettingsError(problem, f"prepare it with split.heldout_fraction, or remove {key}")
+    if has_metric:
+        check_best_direction(settings, best)
 
 
 def _check_weights(settings: TrainSettings) -> None:

@@ -13,7 +13,8 @@ from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
 from regauge.training.checkpoint.loading import load_checkpoint
-from regauge.training.checkpointing import best_metric, find_best_direction, metric_sign
+from regauge.training.checkpointing import best_metric, metric_sign
+from regauge.training.defaults import check_best_direction
 from regauge.training.run_record import NO_IMPROVEMENT
 from regauge.training.state import WEIGHT_PREFIX, Improvement
 
@@ -46,10 +47,8 @@ def check_metrics(context: RunContext, known: tuple[str, ...]) -> None:
         if name is not None and name not in known:
             remedy = did_you_mean(name, known) if known else "hold rows out, or remove the key"
             raise SettingsError(f"{key} = '{name}' is not measured in this run", remedy)
-    if best_metric(context) and find_best_direction(context) is None:
-        problem = f"output.checkpoint.best_metric = '{best}': the task declares no best value"
-        remedy = 'set output.checkpoint.best_mode to "min" or "max", or name another metric'
-        raise SettingsError(problem, remedy)
+    if metric := best_metric(context):
+        check_best_direction(settings, metric)
 
 
 def count_evaluation(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:

@@ -35,7 +35,7 @@ class SourceEntry(Settings):
     source: Annotated[SerializeAsAny[Source], choice_of(FOLDER)]
     """The source; in a run file its keys are in the same table as the other keys."""
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Fraction of the records to use; a hash of the content selects them."""
+    """Fraction of the records to use; a hash of all their fields selects them."""
     rename: dict[str, str] = {}
     """New names of fields by their names in the source, such as {body = "text"}."""
 

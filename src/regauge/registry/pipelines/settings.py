@@ -39,8 +39,9 @@ class MetricBand(Settings):
     max_relative_loss: float | None = Field(default=None, ge=0)
     """Largest loss as a share of the serving model's value."""
     sigmas: float | None = Field(default=None, gt=0)
-    """Certainty in standard errors, for means from 0 to 1: the loss must be within the limit even
-    at the lower bound. Without a limit, the new model must be better."""
+    """Certainty in standard errors, for means over rows from 0 to 1: the loss must be within the
+    limit even at the lower bound. For F1 and correlations it is approximate. Without a limit, the
+    new model must be better."""
     direction: Direction | None = None
     """Whether a low (`min`) or a high (`max`) value is better; default: as the task declares."""
     min_value: float | None = None

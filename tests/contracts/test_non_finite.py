@@ -20,6 +20,7 @@ from regauge.evaluation.offline import compute_heldout_metrics
 from regauge.evaluation.search import rank_documents, search_metrics
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
+from regauge.run_folders.run_list import COLUMNS, RunSummary, sort_runs
 from regauge.system import choices
 from regauge.tasks import ITEMS, Task
 from regauge.training.settings import Target
@@ -109,3 +110,13 @@ def test_no_target_is_reached(number: float) -> None:
         target = build(Target, {"metric": "heldout/score", side: 0.5})
         assert not target.is_reached({"heldout/score": number})
         assert target.is_reached({"heldout/score": 0.5})
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_runs_without_a_number_are_sorted_last(*, is_reversed: bool) -> None:
+    """Python's order of numbers with NaN depends on the position of NaN."""
+    values = [0.5, math.nan, 0.9, None, 0.1]
+    empty: dict[str, Any] = dict.fromkeys(COLUMNS)
+    runs = [RunSummary(**{**empty, "value": value}, settings={}) for value in values]
+    ordered = [run.value for run in sort_runs(runs, "value", is_reversed=is_reversed)]
+    assert ordered[:3] == sorted([0.1, 0.5, 0.9], reverse=is_reversed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -156,13 +157,13 @@ def filter_runs(runs: Iterable[RunSummary], filters: Iterable[str]) -> list[RunS
 
 
 def sort_runs(runs: Iterable[RunSummary], key: str, *, is_reversed: bool) -> list[RunSummary]:
-    """Sort runs by a column or a dotted setting; runs without a value come last.
+    """Sort runs by a column or a dotted setting; runs without a value, or with NaN, come last.
 
     Raises SettingsError for a key missing from all runs.
     """
     runs = list(runs)
     _check_key(key, runs)
-    known = [run for run in runs if _get(run, key) is not None]
+    known = [run for run in runs if not _is_unknown(_get(run, key))]
     values = [_get(run, key) for run in known]
     has_numbers = all(isinstance(value, int | float) for value in values)
 
@@ -170,7 +171,7 @@ def sort_runs(runs: Iterable[RunSummary], key: str, *, is_reversed: bool) -> lis
         value = _get(run, key)
         return value if has_numbers else str(value)
 
-    unknown = [run for run in runs if _get(run, key) is None]
+    unknown = [run for run in runs if _is_unknown(_get(run, key))]
     return [*sorted(known, key=rank, reverse=is_reversed), *unknown]
 
 
@@ -184,6 +185,10 @@ def _check_key(key: str, runs: list[RunSummary]) -> None:
 
 def _get(run: RunSummary, key: str) -> Any:
     return getattr(run, key) if key in COLUMNS else run.settings.get(key)
+
+
+def _is_unknown(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _format(run: RunSummary, key: str) -> str:

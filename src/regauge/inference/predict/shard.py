@@ -96,6 +96,8 @@ class EncodedShard:
     source_bytes: int
     """Estimate of the piece's bytes that the shard has read."""
     records: TextRecords = field(init=False)
+    origins: list[tuple[str, str]] = field(default_factory=list)
+    """Each record's file, and its location there."""
     kept_values: dict[str, list[Value | None]] = field(default_factory=dict)
     quarantined: list[Rejected] = field(default_factory=list)
     num_skipped: int = 0
@@ -198,6 +200,7 @@ class _ShardRecords:
         for name, column_values in self.values.items():
             column_values.append(record.fields.get(name))
         self.numbers.append(number)
+        self._shard.origins.append((record.file, record.location))
         words = record.fields.get(self._record_spec.inputs.text_fields[0])
         self.word_lists.append(words if is_word_list(words) else [])
         self._shard.dropped_fields.update(self._record_spec.list_dropped(record))
@@ -273,6 +276,24 @@ def compute_shard(engine: Engine, shard: EncodedShard) -> np.ndarray:
     return outputs
 
 
+def quarantine_non_finite(shard: EncodedShard, outputs: np.ndarray) -> np.ndarray:
+    """Reject the records with a NaN or infinite output; return the other outputs.
+
+    The highest of several scores would be the NaN.
+    """
+    is_finite = np.isfinite(outputs).all(1)
+    if is_finite.all():
+        return outputs
+    kept, lost = np.flatnonzero(is_finite), np.flatnonzero(~is_finite)
+    reason = "the model's output is not finite"
+    shard.quarantined += [Rejected(*shard.origins[index], reason) for index in lost]
+    shard.words = [shard.words[index] for index in kept if shard.words]
+    shard.kept_values = {
+        name: [values[index] for index in kept] for name, values in shard.kept_values.items()
+    }
+    return outputs[kept]
+
+
 @dataclass(frozen=True)
 class ShardWriter:
     folder: Path
@@ -289,6 +310,7 @@ class ShardWriter:
         `outputs` are [records, width] fp32.
         """
         start = time.perf_counter()
+        outputs = quarantine_non_finite(shard, outputs)
         paths = self._write_outputs(shard, outputs)
         quarantine = self._write_quarantine(shard)
         fsync_paths([self.folder / SHARDS])
@@ -299,7 +321,7 @@ class ShardWriter:
             "part": shard.shard_id.part,
             "is_last": shard.is_last,
             "source_bytes": shard.source_bytes,
-            "rows": len(shard.records),
+            "rows": len(outputs),
             "quarantined": len(shard.quarantined),
             "skipped": shard.num_skipped,
             "truncated": shard.num_truncated,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -29,12 +28,8 @@ class CustomModule(TextModule):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        nn.Module.__init__(self)
         _check_initializable(module)
-        self.model = PretrainedAdapter(module)
-        self.dropout_keys = DropoutKeys()
-        self.compute_dtype = torch.float32
-        self.attention_spec = AttentionSpec()
+        super().__init__(PretrainedAdapter(module), DropoutKeys(), AttentionSpec())
 
     @property
     def max_tokens(self) -> int | None:

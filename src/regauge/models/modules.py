@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regauge.models import sentence_transformers
 from regauge.models.attention_masks import (
+    AttentionSpec,
     detect_attention_spec,
     max_text_tokens,
     pack_texts,
@@ -55,12 +56,17 @@ class TextModule(nn.Module):
     has_head = False
     """Whether the outputs are those of the model's own head, which also reads the mask."""
 
-    def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        keys: DropoutKeys,
+        attention_spec: AttentionSpec | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.dropout_keys = keys
         self.compute_dtype = torch.float32
-        self.attention_spec = detect_attention_spec(
+        self.attention_spec = attention_spec or detect_attention_spec(
             model, packs_texts=self.packs_texts, has_head=self.has_head
         )
         self.logit_gradients = LogitGradients()

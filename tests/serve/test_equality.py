@@ -103,3 +103,19 @@ def test_all_encodings_have_the_same_numbers(
     check_equal(actual, decoded, is_invariant=is_invariant)
     check_equal(running.embed(texts), decoded, is_invariant=is_invariant)
     assert np.allclose(np.linalg.norm(decoded, axis=1), 1, atol=1e-3)
+
+
+def test_only_the_workers_of_a_run_load_torch(
+    encoder: Path, texts: list[str], tmp_path: Path
+) -> None:
+    """A run is compiled by no export, so that the server does not read a manifest."""
+    run = encoder.parent / "run"
+    with start_server(tmp_path, str(run)) as server:
+        answer = server.post("/embed", {"inputs": texts[:8]})
+        server_maps, worker_maps = (
+            Path(f"/proc/{pid}/maps").read_text() for pid in (server.process.pid, *server.workers)
+        )
+    assert "libtorch" in worker_maps
+    assert "libtorch" not in server_maps
+    expected = regauge.load(run, threads=1).encode(texts[:8])
+    assert np.allclose(answer.json(), expected, atol=1e-5)

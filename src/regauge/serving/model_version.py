@@ -1,6 +1,6 @@
 """A loaded artifact version: tokenizer, scheduler and workers.
 
-The server process tokenizes and never imports torch for an artifact. The workers compute.
+The server process tokenizes and never imports torch. The workers compute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from regauge.serving.request_errors import (
 )
 from regauge.serving.scheduler import Scheduler
 from regauge.serving.workers.batch_worker import BatchWorker
+from regauge.serving.workers.model_description import describe_model
 from regauge.serving.workers.worker_pool import WorkerPool
+from regauge.serving.workers.worker_process import COMMAND
 from regauge.system.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -414,12 +416,10 @@ def scale_to_length_1(vectors: np.ndarray) -> np.ndarray:
 def open_served_artifact(folder: Path) -> Artifact:
     """Open an artifact whose files the workers will verify, or a model that is not exported.
 
-    Raises the errors of `open_model`.
+    Raises the errors of `open_unchecked` and `describe_model`.
     """
     if is_artifact(folder):
         artifact = open_unchecked(folder)
         artifact.check_target()
         return artifact
-    from regauge.inference.export.uncompiled import open_model
-
-    return open_model(str(folder), keep_weights=False)
+    return describe_model(str(folder), COMMAND)

@@ -57,6 +57,10 @@ def main(descriptor: int) -> int:
 
 def _load(request: LoadRequest) -> LoadedWorker:
     request.prepare_process()
+    if request.only_describes:
+        from regauge.serving.workers.model_description import ModelDescription
+
+        return ModelDescription(request)
     if request.generation is not None:
         from regauge.serving.text_generation.text_worker import TextEngineWorker
 

@@ -28,6 +28,8 @@ class LoadRequest:
     """Artifact, run or model folder."""
     source: str = ""
     """Folder that `path` is a copy of; messages name it."""
+    only_describes: bool = False
+    """Whether the worker only reports what a model folder computes."""
     batch_invariant: bool = False
     """Whether outputs have the same bits in every batch."""
     generation: dict[str, Any] | None = None

@@ -360,7 +360,10 @@ def test_added_tokens(tmp_path: Path) -> None:
         ({"vocab_size": 77}, r"is \(146, 32\), but config.json implies \(77, 32\); name"),
         ({"hidden_size": 64}, r"is \(32,\), but config.json implies \(64,\); name"),
         ({"num_hidden_layers": 3}, r"lacks the weight 'encoder.layer.2.*; name a complete model"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "no model at .*; name"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"are quantized \(gptq\); name the model",
+        ),
         ({"model_type": "none"}, "no model at .*; name"),
     ],
 )

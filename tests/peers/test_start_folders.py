@@ -11,11 +11,15 @@ import pytest
 import torch
 import transformers
 from peers.architectures import PEERS
-from peers.folders import build_model
+from peers.folders import build_model, save_folder
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
+import regauge
+from libraries import record_warnings
 from regauge import config
+from regauge.cli import main
 from regauge.data.dataset import assume_manifest
 from regauge.models import architectures
 from regauge.models.settings import Model
@@ -23,7 +27,10 @@ from regauge.models.weight_shapes import ParamSpec
 from regauge.models.weights import base_weight_name
 from regauge.planner.run_plans.planned_model import read_model
 from regauge.planner.run_plans.run_request import PlannedRun
-from regauge.system.errors import SettingsError
+from regauge.serving.model_version import open_served_artifact
+from regauge.system.errors import RegaugeError, SettingsError
+
+peft = pytest.importorskip("peft", reason="not proved here: adapters, which need peft")
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 NUM_CLASSES = 3
@@ -48,12 +55,13 @@ TIED_MODELS = [
 
 
 def save(folder: Path, name: str, head: architectures.HeadKind, **fields: Any) -> Path:
-    """Write a folder with a model of transformers, without tokenizer; return it."""
+    """Write a folder with a model of transformers and a tokenizer; return it."""
     auto_class = getattr(transformers, architectures.AUTO_CLASSES[head])
     values = {**PEERS[name].sizes, **FIELDS, **fields}
     config = transformers.CONFIG_MAPPING[name](**values, num_labels=NUM_CLASSES)
-    build_model(auto_class, config).save_pretrained(folder)
-    return folder
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))  # noqa: S106 - a token of text
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a")  # noqa: S106
+    return save_folder(folder, build_model(auto_class, config), tokenizer)
 
 
 def edit(folder: Path, weights: dict[str, Tensor], **fields: Any) -> None:
@@ -152,3 +160,103 @@ def test_a_plan_counts_the_weights_of_the_model(name: str, head: architectures.H
             built = list_parameters(build_start(head, **model, **part))
         planned = plan_weights(head, **model, **part)
         assert sorted(planned.values()) == sorted(built.values()), part
+
+
+QUANTIZED: list[dict[str, Any]] = [
+    {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+    {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    {"quantization_config": {"quant_method": "awq", "bits": 4}},
+    {"quantization_config": {"quant_method": "compressed-tensors"}},
+    {"quantization_config": {"quant_method": "fp8"}},
+    {"compression_config": {"format": "int-quantized"}},
+]
+
+
+@pytest.mark.parametrize("fields", QUANTIZED)
+def test_quantized_weights_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Their stored numbers have the shapes of the weights, without the scale."""
+    folder = save(tmp_path / "model", "llama", "causal")
+    weights = load_file(folder / WEIGHTS)
+    edit(folder, {name: value.to(torch.int8) for name, value in weights.items()}, **fields)
+    assert_refused(folder, "causal", r"are quantized \(.*\); name the model before its quant")
+    assert main(["import", str(folder), "--to", str(tmp_path / "imported")]) == 2
+
+
+def assert_refused(folder: Path, head: architectures.HeadKind, problem: str) -> None:
+    """Check that a run, a plan and the readers of a folder refuse it with the same line."""
+    for read in (build_start, plan_weights):
+        with pytest.raises(SettingsError, match=problem):
+            read(head, path=str(folder))
+    with pytest.raises(SettingsError, match=problem):
+        regauge.load(folder)
+    with pytest.raises(RegaugeError, match=problem):
+        open_served_artifact(folder)
+
+
+BLOCKS = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+FFN = {"target_modules": ["gate_proj", "up_proj", "down_proj"], "use_rslora": True}
+PATTERNS = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"k_proj": 64}}
+ADAPTERS: dict[str, tuple[str, architectures.HeadKind, dict[str, Any]]] = {
+    "patterns": ("llama", "causal", {**BLOCKS, **PATTERNS}),
+    "scaled by the root": ("llama", "causal", FFN),
+    "weight decomposition": ("llama", "causal", {**BLOCKS, "use_dora": True}),
+    "biases": ("bert", "masked", {"target_modules": ["query", "value"], "bias": "lora_only"}),
+    "tied output layer": ("gemma2", "causal", {"target_modules": ["lm_head", "q_proj"]}),
+    "tied embeddings": ("gpt2", "causal", {"target_modules": ["wte", "c_attn"]}),
+    "tied decoder": ("bert", "masked", {"target_modules": ["query", "predictions.decoder"]}),
+    "saved embeddings": (
+        "gemma2",
+        "causal",
+        {**BLOCKS, "modules_to_save": ["embed_tokens"]},
+    ),
+    "saved output layer": ("gemma2", "causal", {**BLOCKS, "modules_to_save": ["lm_head"]}),
+    "saved and tied": (
+        "gemma2",
+        "causal",
+        {**BLOCKS, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
+    "transposed layers": ("gpt2", "causal", {"target_modules": ["c_attn", "c_proj", "c_fc"]}),
+    "new head": ("bert", "classes", {"target_modules": ["query"], "task_type": "SEQ_CLS"}),
+    "new head of a decoder": ("llama", "classes", {**BLOCKS, "task_type": "SEQ_CLS"}),
+    "new head of two layers": (
+        "roberta",
+        "classes",
+        {"target_modules": ["query"], "task_type": "SEQ_CLS"},
+    ),
+    "tokens": ("bert", "tokens", {"target_modules": ["query"], "task_type": "TOKEN_CLS"}),
+    "encoder": ("modernbert", "none", {"target_modules": ["Wqkv", "Wi"]}),
+}
+"""Name -> architecture, head, and the adapter by peft."""
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_an_adapter_is_merged_by_an_import(case: str, tmp_path: Path) -> None:
+    """The reference is peft, unmerged; nothing but an import reads the adapter's folder."""
+    name, head, fields = ADAPTERS[case]
+    folder, target = tmp_path / "adapter", tmp_path / "merged"
+    has_new_head = head in ("classes", "tokens")
+    base = save(tmp_path / "base", name, "none" if has_new_head else head)
+    auto_class = getattr(transformers, architectures.AUTO_CLASSES[head])
+    labels = {"num_labels": 5} if has_new_head else {}
+    with record_warnings():  # of tied layers, and of calls that transformers deprecates
+        options = peft.LoraConfig(r=4, lora_alpha=16, **fields)
+        model = peft.get_peft_model(auto_class.from_pretrained(base, **labels), options)
+        with torch.no_grad():
+            for value in model.parameters():
+                if value.requires_grad:
+                    value.add_(torch.randn_like(value), alpha=0.2)
+        expected = compute(model)
+        model.save_pretrained(folder)
+    assert not torch.allclose(expected, compute(auto_class.from_pretrained(base, **labels)))
+    assert_refused(folder, head, "is a peft adapter, which needs its base model; run: regauge imp")
+    assert main(["import", str(folder), "--to", str(target)]) == 0
+    for merged in (auto_class.from_pretrained(target), architectures.load_model(target)):
+        torch.testing.assert_close(compute(merged), expected, rtol=1e-4, atol=1e-4)
+    assert not (target / "adapter_config.json").exists()
+
+
+def test_an_adapter_next_to_a_model_is_refused(tmp_path: Path) -> None:
+    """Transformers adds it to the model, and peft to the base model that it names."""
+    folder = save(tmp_path, "llama", "causal")
+    (folder / "adapter_config.json").write_text("{}")
+    assert_refused(folder, "causal", "has a peft adapter next to a model; move one of them")

@@ -83,10 +83,7 @@ def build_model(
     Raises SettingsError if the architecture, attention, configuration, weights or vocabulary size
     does not fit.
     """
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    silence_transformers()
     deferred = torch.get_default_device().type == META.type
     with CPU:
         try:
@@ -154,6 +151,14 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
     return model
 
 
+def silence_transformers() -> None:
+    """Disable the library's warnings and progress bars."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 def load_model(folder: Path) -> PreTrainedModel:
     """Load a transformers folder in the saved class and in fp32.
 
@@ -165,8 +170,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     if (folder / CONFIG).is_file() and is_custom_module(folder):
         problem = f"'{folder}' has a custom module, whose code is named by the run file of its run"
         raise SettingsError(problem, "export it with that run file: regauge export RUN.toml")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    silence_transformers()
     names = {name: unwrap_name(name) for name in list_weights(folder)}
     renamed = {f"^{re.escape(name)}$": plain for name, plain in names.items() if plain != name}
     options = {"key_mapping": renamed} if renamed else {}

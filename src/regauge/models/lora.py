@@ -20,7 +20,7 @@ from regauge.models.weights import base_weight_name, is_adapter_weight
 from regauge.system import safetensors_io
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
-from regauge.system.hub import loadable_name
+from regauge.system.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, loadable_name
 from regauge.system.json_files import read_json
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ TASK_TYPES = {
 """Class name ending -> peft's task name."""
 ADAPTER_NAME = "default"
 """peft's name for a single adapter."""
-ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FOLDER = "adapter"
 
 
 def add_adapters(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: Lora) -> None:

@@ -24,7 +24,7 @@ from regauge.models.weight_files import (
 )
 from regauge.system import safetensors_io
 from regauge.system.errors import SettingsError
-from regauge.system.hub import CONFIG
+from regauge.system.hub import ADAPTER_CONFIG, CONFIG
 from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def write_config_and_tokenizer(folder: Path, config: PretrainedConfig, tokenizer
     config.save_pretrained(folder)
     copy_tokenizer_files(tokenizer, folder)
     for file in sorted([*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja")]):
-        if file.name not in (CONFIG, INDEX_FILE):
+        if file.name not in (CONFIG, INDEX_FILE, ADAPTER_CONFIG):
             (folder / file.name).write_bytes(file.read_bytes())
 
 

@@ -18,6 +18,10 @@ from regauge.system.json_files import read_json
 CONFIG = "config.json"
 STEP_KEY = "training_step"
 """Configuration key for a trained model's step."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of a peft adapter, whose base model is in another folder."""
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+"""Configuration keys of weights that are not plain numbers."""
 GENERATION_CONFIG = "generation_config.json"
 """End tokens and decoding options for a model that generates text."""
 MODEL_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -79,17 +83,40 @@ def resolve_model(path: str, *, fetch: bool = True) -> Path:
     """Return a path's model folder: a run's final model, the folder, or a hub download.
 
     A hub model is downloaded once per process, but not if `fetch` is false or in `local_only`.
-    Raises SettingsError if the model is missing, or if access to it is denied.
+    Raises SettingsError if the model is missing, quantized or an adapter, or if access to it is
+    denied.
     """
     folder = final_model_dir(path)
     if not folder.exists() and _HUB_NAME.fullmatch(path):
         folder = _download(path, fetch=fetch and not _LOCAL_ONLY.get())
+    if (folder / ADAPTER_CONFIG).is_file():
+        refuse_adapter(folder, path)
     if not (folder / CONFIG).is_file():
         raise SettingsError(
             f"no model at '{path}': {'it has no' if folder.exists() else 'there is no'} {CONFIG}",
             f"name a folder with {CONFIG} and model.safetensors",
         )
+    refuse_quantized(folder, path)
     return folder
+
+
+def refuse_adapter(folder: Path, path: str) -> None:
+    """Raise SettingsError for a peft adapter's folder; `path` names it in messages."""
+    if any(folder.glob("model*.safetensors")):
+        problem = f"'{path}' has a peft adapter next to a model"
+        raise SettingsError(problem, "move one of them to another folder")
+    problem = f"'{path}' is a peft adapter, which needs its base model"
+    raise SettingsError(problem, f"run: regauge import {folder} --to OTHER, and use that folder")
+
+
+def refuse_quantized(folder: Path, path: str) -> None:
+    """Raise SettingsError if a folder's weights are quantized; `path` names it in messages."""
+    document = read_json(folder / CONFIG, "copy the folder again")
+    table = next((document[key] for key in QUANTIZATION_KEYS if document.get(key)), None)
+    if table is not None:
+        method = table.get("quant_method") if isinstance(table, dict) else None
+        problem = f"the weights in '{path}' are quantized ({method or 'unknown method'})"
+        raise SettingsError(problem, "name the model before its quantization")
 
 
 def list_model_files(folder: Path) -> list[Path]:
@@ -120,10 +147,11 @@ def resolve_tokenizer(path: str, *, fetch: bool = True) -> Path:
         fetch = fetch and not _LOCAL_ONLY.get()
         return _download(path, TOKENIZER_FILE_PATTERNS, "a tokenizer", fetch=fetch)
     candidates = (folder, folder / "model", folder / "tokenizer")
-    return next(filter(_has_tokenizer, candidates), folder)
+    return next(filter(has_tokenizer, candidates), folder)
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder contains a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 

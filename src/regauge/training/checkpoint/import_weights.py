@@ -20,9 +20,16 @@ from regauge.models.weight_files import WEIGHTS_FILE, find_weight_files, has_pic
 from regauge.models.weights import POOLER_PREFIX, are_untied, match_names, save_model_folder
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import check_free, stage_output
-from regauge.system.hub import CONFIG
+from regauge.system.hub import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    GENERATION_CONFIG,
+    has_tokenizer,
+    refuse_quantized,
+)
 from regauge.system.log import logger
 from regauge.system.worker import WorkerLimits, run_worker
+from regauge.training.checkpoint.import_adapter import load_merged
 from regauge.training.checkpoint.unpickle import METADATA_FILE
 
 if TYPE_CHECKING:
@@ -57,10 +64,10 @@ def import_weights(
     cannot be found. Raises SettingsError or DataError for weights that do not fit.
     """
     check_free(target)
-    weights_file = find_weights(origin, settings)
+    weights_file, base = find_weights(origin, settings), origin
     if weights_file is None or settings is None:
-        model = _load_model(origin)
-        tokenizer = tokenizer or origin
+        model, base = _load_model(origin)
+        tokenizer = tokenizer or (origin if has_tokenizer(origin) else base)
     else:
         vocab_size = settings.config.get("vocab_size", DEFAULT_VOCAB_SIZE)
         model, _ = architectures.build_model(settings, head, vocab_size, seed=0)
@@ -76,6 +83,8 @@ def import_weights(
     is_encoder = sentence_transformers.is_sentence_transformer(origin)
     with stage_output(target) as output:
         save_model_folder(output, config, weights, tokenizer or output)
+        if (base / GENERATION_CONFIG).is_file():
+            shutil.copyfile(base / GENERATION_CONFIG, output / GENERATION_CONFIG)
         if is_encoder and not architectures.is_classifier(model):
             sentence_transformers.copy_description(origin, output)
     count = sum(value.numel() for value in model.parameters())
@@ -91,6 +100,10 @@ def find_weights(origin: Path, settings: Model | None) -> Path | None:
     """
     if not origin.exists():
         raise SettingsError(f"no weights at {origin}", "name a folder or a file of weights")
+    if (origin / ADAPTER_CONFIG).is_file():
+        return None
+    if (origin / CONFIG).is_file():
+        refuse_quantized(origin, str(origin))
     if (origin / CONFIG).is_file() and find_weight_files(origin):
         return None
     weights = _find_weights_in_folder(origin)
@@ -168,14 +181,17 @@ def load_into_model(foreign: dict[str, Tensor], model: PreTrainedModel, origin: 
     model.load_state_dict(weights, strict=False)
 
 
-def _load_model(origin: Path) -> PreTrainedModel:
+def _load_model(origin: Path) -> tuple[PreTrainedModel, Path]:
+    """Return the model in a folder, and the folder of its base model."""
+    if (origin / ADAPTER_CONFIG).is_file():
+        return load_merged(origin)
     if not has_pickled_weights(origin):
-        return architectures.load_model(origin)
+        return architectures.load_model(origin), origin
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copy(origin / CONFIG, folder)
         _unpickle(origin, folder / WEIGHTS_FILE, None, None)
-        return architectures.load_model(folder)
+        return architectures.load_model(folder), origin
 
 
 def _unpickle(origin: Path, target: Path, names: list[str] | None, prefix: str | None) -> None:

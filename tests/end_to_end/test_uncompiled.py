@@ -266,7 +266,7 @@ def test_only_models_that_generate_text_answer(encoder: Path, writer: Path) -> N
     with pytest.raises(DataError, match="no chat template, so it cannot answer a conversation"):
         regauge.load(writer).generate([{"role": "user", "content": "w9"}])
     with pytest.raises(SettingsError, match=r"'generation': top_p has no effect at temperature 0"):
-        regauge.load(writer).generate("w9", top_p=0.5)
+        regauge.load(writer).generate("w9", temperature=0, top_p=0.5)
     with pytest.raises(SettingsError, match="on_text is for one prompt, got 2"):
         regauge.load(writer).generate(["w9", "w8"], on_text=print)
 
@@ -297,7 +297,10 @@ def test_generate_prints_one_answer(
     ("arguments", "problem"),
     [
         (["--prompt", " "], "the prompt is empty"),
-        (["--prompt", "w9", "generation.top_k=3"], "top_k has no effect at temperature 0"),
+        (
+            ["--prompt", "w9", "--temperature", "0", "generation.top_k=3"],
+            "top_k has no effect at temperature 0",
+        ),
         (["--prompt", "w9", "stop.steps=3"], "'stop' is not an option of generate"),
         (["--prompt", "w9", "--system", "w12"], "has no chat template, so it cannot read a system"),
     ],

@@ -207,6 +207,13 @@ def test_the_generation_configuration_of_the_model_applies(
     assert Collector(load("mistral", **options)).run(make_requests(generation)) == expected
 
 
+def test_the_answer_limit_of_the_model_is_the_default(models: Callable[..., Artifact]) -> None:
+    program = models("llama", max_new_tokens=9).program
+    assert (program.output_size, program.answer_tokens) == (9, 9)
+    assert models("llama", max_new_tokens=1000).program.output_size == MAX_TOKENS // 2
+    assert (models().program.output_size, models().program.answer_tokens) == (64, None)
+
+
 @pytest.mark.parametrize("generation", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_an_answer_ends_after_a_stop_string_of_the_model(
     models: Callable[..., Artifact],

@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from end_to_end.predicting import EAGER
 from regauge.cli import main
+from regauge.inference.export.model import load
 from regauge.serving.text_generation import engine_choice, text_version
 from regauge.serving.text_generation.paged_engine import PagedTextEngine
 from regauge.serving.text_generation.settings import TextServing
@@ -22,8 +24,8 @@ from regauge.serving.text_generation.text_worker import TextEngineWorker
 from regauge.serving.workers.worker_requests import LoadRequest
 from regauge.system.errors import DataError
 from serve.servers import copy_artifact, is_running, list_children, update_manifest
-from serve.text_server import OneModel
-from serve.writers import write_model
+from serve.text_server import MODEL_NAME, OneModel, serve
+from serve.writers import MAX_TOKENS, write_model
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,18 @@ def test_the_rows_of_a_sound_artifact_come_out_again(
     assert isinstance(engine, kind)
     assert not engine.has_work
     engine.close()
+
+
+def test_an_answer_is_as_long_as_the_exported_limit(artifact: Path) -> None:
+    prompt = "The sea"
+    with serve(artifact, TextServing(engine="transformers")) as (address, model):
+        assert model.version.limit_answer(len(prompt)) == 6
+        assert model.version.limit_answer(MAX_TOKENS - 2) == 2
+        body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": prompt}]}
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).json()
+    assert answer["usage"]["completion_tokens"] == 6
+    text = load(artifact, threads=1).generate(prompt)
+    assert answer["choices"][0]["message"]["content"] == text
 
 
 def test_an_artifact_with_other_weights_is_refused(artifact: Path, tmp_path: Path) -> None:

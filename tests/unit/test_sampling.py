@@ -101,8 +101,8 @@ def test_draws_are_uniform_and_depend_on_every_part_of_the_key() -> None:
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ({"top_p": 0.9}, "top_p has no effect at temperature 0; set temperature"),
-        ({"top_k": 3}, "top_k has no effect at temperature 0"),
+        ({"temperature": 0, "top_p": 0.9}, "top_p has no effect at temperature 0; set temperature"),
+        ({"temperature": 0, "top_k": 3}, "top_k has no effect at temperature 0"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p"),
         ({"temperature": float("nan")}, "temperature"),
         ({"stop": ("",)}, "stop"),
@@ -111,6 +111,12 @@ def test_draws_are_uniform_and_depend_on_every_part_of_the_key() -> None:
 def test_options_without_effect_are_refused(table: dict[str, Any], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
         build(Generation, table)
+
+
+@pytest.mark.parametrize("part", [{"top_p": 0.9}, {"top_k": 3}])
+def test_a_part_of_the_tokens_is_drawn_at_temperature_1(part: dict[str, Any]) -> None:
+    assert build(Generation, part) == build(Generation, {"temperature": 1.0, **part})
+    assert not build(Generation, {"top_p": 1.0, "top_k": 0}).is_sampled
 
 
 def test_a_text_ends_at_its_first_stop_text() -> None:

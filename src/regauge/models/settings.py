@@ -108,7 +108,7 @@ class Generation(Settings):
     """Maximum tokens per answer; by default the artifact's limit, else 64."""
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """0 generates the most likely tokens (greedy). Otherwise logits are divided by it, and tokens
-    are drawn."""
+    are drawn. With `top_p` or `top_k`, the default is 1, as in OpenAI's API."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Draws from the smallest set of tokens whose probabilities sum to this number (nucleus)."""
     top_k: int = Field(default=0, ge=0)
@@ -117,6 +117,15 @@ class Generation(Settings):
     """Random seed; a draw depends on it, the record number and the token number."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end an answer and are not part of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _draw_from_a_part(cls, table: Any) -> Any:
+        """Let `top_p` and `top_k` draw tokens if no temperature is set."""
+        if not isinstance(table, dict) or table.get("temperature") is not None:
+            return table
+        is_drawn = table.get("top_p", 1) != 1 or table.get("top_k", 0) != 0
+        return {**table, "temperature": 1.0} if is_drawn else table
 
     @model_validator(mode="after")
     def _check_temperature(self) -> Generation:

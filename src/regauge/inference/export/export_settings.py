@@ -92,7 +92,8 @@ class TextSettings(Settings):
     pair_fields: tuple[str, str] | None = None
     """Two fields for a classifier to read as a text pair; by default it reads a single text."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Maximum tokens per generated text; by default 64, and at most half the context."""
+    """Maximum tokens per generated text, also in the server; by default that in
+    generation_config.json, else 64, and at most half the context."""
 
     @model_validator(mode="after")
     def _two_fields(self) -> TextSettings:

@@ -109,6 +109,8 @@ class ProgramEntry(Settings):
     """Record fields to read."""
     pooling: Pooling | None = None
     """How tokens become a vector; None for programs that do not return vectors."""
+    answer_tokens: int | None = None
+    """Maximum tokens per answer, if set at export or in generation_config.json."""
     labels: tuple[str, ...] = ()
     """Class names, if any."""
     activation: HeadActivation | None = None

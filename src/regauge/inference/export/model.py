@@ -114,7 +114,7 @@ class LoadedModel:
         prompts: Any,
         *,
         max_new_tokens: int | None = None,
-        temperature: float = 0.0,
+        temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
         seed: int = 0,
@@ -130,8 +130,9 @@ class LoadedModel:
 
         The options are those in the `generation` table. At temperature 0 the answer has the most
         likely tokens. Otherwise tokens are drawn: a token's draw depends on `seed`, on the prompt's
-        number in the list, and on the token's number in the answer. `on_text` is called with each
-        new part of the answer to a single prompt.
+        number in the list, and on the token's number in the answer. The default temperature is 1
+        with `top_p` or `top_k`, else 0. `on_text` is called with each new part of the answer to a
+        single prompt.
 
         Raises SettingsError if the model does not generate text or an option does not fit it, and
         DataError if a prompt is invalid.
@@ -140,14 +141,15 @@ class LoadedModel:
             problem = f"this model returns {self.program.output_kind}, not generated text"
             method = "encode" if self.program.output_kind == "vectors" else "predict"
             raise SettingsError(problem, f"call {method}() instead")
-        options = {
+        options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
-            "temperature": float(temperature),
             "top_p": float(top_p),
             "top_k": top_k,
             "seed": seed,
             "stop": (stop,) if isinstance(stop, str) else tuple(stop),
         }
+        if temperature is not None:
+            options["temperature"] = float(temperature)
         generation = config.build(GenerationTable, {"generation": options}).generation
         is_single = is_single_prompt(prompts)
         batch = [prompts] if is_single else list(prompts)

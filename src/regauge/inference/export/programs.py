@@ -16,6 +16,7 @@ from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side
 from regauge.inference.export.manifest import ProgramEntry
 from regauge.models import architectures, sentence_transformers, tokenizer_convention
 from regauge.models.dropout import DropoutKeys
+from regauge.models.generation.generation_config import read_max_new_tokens
 from regauge.models.generation.text_generation import (
     build_generation_program,
     find_generation_limit,
@@ -247,8 +248,11 @@ def _build_generation_spec(
     """Return a causal model's program; with a chat template a text is a user message."""
     input_spec = trained or ONE_TEXT
     max_tokens = input_spec.max_row_tokens(find_generation_limit(model))
-    default = DEFAULT_NEW_TOKENS if max_tokens is None else min(DEFAULT_NEW_TOKENS, max_tokens // 2)
-    max_new_tokens = settings.max_new_tokens or max(default, 1)
+    declared = read_max_new_tokens(folder)
+    default = declared or DEFAULT_NEW_TOKENS
+    if max_tokens is not None:
+        default = max(min(default, max_tokens // 2), 1)
+    max_new_tokens = settings.max_new_tokens or default
     if max_tokens is not None:
         largest = max_tokens - tokenizer_convention.MIN_TOKENS
         max_tokens -= max_new_tokens
@@ -260,7 +264,10 @@ def _build_generation_spec(
     tokenization = tokenization.model_copy(update={"input_format": input_format})
     tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
     program = build_generation_program(model, folder, folder, max_new_tokens, tokenization)
-    return build_text_spec(program.eval(), "text", max_new_tokens, tokenization, input_spec)
+    options = {"answer_tokens": settings.max_new_tokens or declared}
+    return build_text_spec(
+        program.eval(), "text", max_new_tokens, tokenization, input_spec, **options
+    )
 
 
 def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tensor]) -> ProgramSpec:

@@ -39,6 +39,12 @@ def read_end_token_ids(folder: Path) -> tuple[int, ...]:
     return list_token_ids(document.get(_EOS))
 
 
+def read_max_new_tokens(folder: Path) -> int | None:
+    """Return the maximum tokens per answer in generation_config.json; None if it sets none."""
+    count = (find_json(folder / GENERATION_CONFIG, COPY_REMEDY) or {}).get("max_new_tokens")
+    return count if isinstance(count, int) and count > 0 else None
+
+
 def write_token_ids(folder: Path, ids: TokenIds, *, has_fixed_padding: bool = False) -> None:
     """Write a run's special token ids to config.json.
 

@@ -111,20 +111,19 @@ class AnswerOptions(RequestBody):
         return self.max_tokens
 
     def build_generation(self, model: TextVersion, prompt: np.ndarray) -> Generation:
-        """Return the options for a prompt; without a limit the answer fills the remaining room.
-
-        Options not set by the request come from the model.
-        """
-        defaults = model.generation
-        temperature = defaults.temperature if self.temperature is None else self.temperature
-        count = self.max_new_tokens or model.limit_answer(len(prompt))
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or defaults.stop)
-        options: dict[str, Any] = {"max_new_tokens": count, "stop": stop}
-        if temperature > 0:
-            top_k = defaults.top_k if self.top_k is None else max(self.top_k, 0)
-            top_p = defaults.top_p if self.top_p is None else self.top_p
-            seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed % 2**63
-            options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        """Return the options for a prompt; at temperature 0, top_p and top_k have no effect."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        options: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens or model.limit_answer(len(prompt)),
+            "stop": stop,
+            "seed": secrets.randbits(SEED_BITS) if self.seed is None else self.seed % 2**63,
+        }
+        if self.temperature is not None:
+            options["temperature"] = self.temperature
+        if self.temperature != 0:
+            top_k = None if self.top_k is None else max(self.top_k, 0)
+            limits = {"top_p": self.top_p, "top_k": top_k}
+            options |= {name: value for name, value in limits.items() if value is not None}
         return Generation(**options)
 
 

@@ -81,10 +81,15 @@ class TextVersion(LoadedVersion):
         return self._chat.is_chat
 
     def limit_answer(self, num_prompt_tokens: int) -> int:
-        """Return the maximum tokens for an answer without a limit of its own, at least 1."""
+        """Return the maximum tokens for an answer without a limit of its own, at least 1.
+
+        It is the limit that was exported or declared with the model, within the remaining room.
+        """
+        declared = self.program.answer_tokens
         if self._max_tokens is None:
-            return self.generation.max_new_tokens or 1
-        return max(1, self._max_tokens - num_prompt_tokens)
+            return declared or self.generation.max_new_tokens or 1
+        room = max(1, self._max_tokens - num_prompt_tokens)
+        return room if declared is None else min(declared, room)
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Return the tokens of a text to continue, [tokens] int32; without a chat template.

@@ -28,6 +28,7 @@ from regauge.serving.dispatcher import ComputedRequest, Dispatcher, RequestOptio
 from regauge.serving.scheduler import Priority, ScheduledBatch, Scheduler
 from regauge.serving.text_generation import text_queue
 from regauge.serving.text_generation.settings import TextServing
+from regauge.serving.text_generation.text_client import BUSY_SHARE, SMOOTHING
 from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
 from regauge.serving.wire import Message
 from regauge.serving.workers.batch_worker import WorkerLostError
@@ -35,6 +36,8 @@ from regauge.serving.workers.batch_worker import WorkerLostError
 T = TypeVar("T")
 LENGTHS = (8, 16, 32, 64, 128)
 MAX_BATCH_TOKENS = 1024
+SLICE_TOKENS = 64
+"""Prompt tokens in a step of a simulated text worker."""
 
 
 @dataclass(frozen=True)
@@ -156,13 +159,18 @@ class SimulatedWorker:
 class SimulatedTextWorker:
     """A worker that generates a token of each answer per step; a step takes longer if it is full.
 
-    An answer ends after as many tokens as its prompt says, or at its maximum.
+    An answer ends after as many tokens as its prompt says, or at its maximum. Prompts are read in
+    the order of arrival, in slices that prolong the steps.
     """
 
     has_ended = False
 
-    def __init__(self, places: int, step_seconds: float, *, has_streams: bool = True) -> None:
-        self.limits = EngineLimits(None, 1 << 31, places, has_streams=has_streams)
+    def __init__(self, places: int, step_seconds: float, prompt_token_seconds: float = 0.0) -> None:
+        self.limits = EngineLimits(None, 1 << 31, places)
+        self.prompt_token_seconds = prompt_token_seconds
+        self._unread: dict[str, int] = {}
+        self._num_sliced = 0
+        self._full_step_seconds = step_seconds
         self.step_seconds = step_seconds
         """Time of a step in which all places are taken."""
         self.num_tokens = 0
@@ -175,25 +183,42 @@ class SimulatedTextWorker:
 
     def send(self, stream: text_queue.TokenStream) -> None:
         self._streams[stream.request.request_id] = stream
+        self._unread[stream.request.request_id] = len(stream.request.prompt) - 1
         self._start()
 
     def forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
+        self._unread.pop(request_id, None)
 
     def _start(self) -> None:
         if self._timer is None and self._streams:
-            share = 0.5 + 0.5 * self.num_requests / self.limits.max_running
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.step_seconds * share, self._step)
+            seconds = self._full_step_seconds * (
+                0.5 + 0.5 * self.num_requests / self.limits.max_running
+            )
+            self._num_sliced = min(SLICE_TOKENS, sum(self._unread.values()))
+            seconds += self._num_sliced * self.prompt_token_seconds
+            if self.num_requests >= BUSY_SHARE * self.limits.max_running:
+                self.step_seconds += SMOOTHING * (seconds - self.step_seconds)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._step)
+
+    def _read_slice(self) -> None:
+        """Read the slice of the step that ends."""
+        for name, count in list(self._unread.items()):
+            num_read = min(count, self._num_sliced)
+            self._unread[name] -= num_read
+            self._num_sliced -= num_read
 
     def _step(self) -> None:
         self._timer = None
+        self._read_slice()
         for name, stream in list(self._streams.items()):
+            if self._unread[name]:
+                continue
             self.num_tokens += 1
             length = min(int(stream.request.prompt[0]), stream.request.max_new_tokens)
             is_last = stream.num_tokens + 1 == length
             if is_last:
-                del self._streams[name]
+                self.forget(name)
             stream.put(TokenEvent(name, 7, "length" if is_last else None))
         self._start()
 
@@ -201,8 +226,15 @@ class SimulatedTextWorker:
 class TextSimulation:
     """The real queue of texts with simulated workers."""
 
-    def __init__(self, *, places: int = 16, step_seconds: float = 0.05, **times: Any) -> None:
-        self.worker = SimulatedTextWorker(places, step_seconds)
+    def __init__(
+        self,
+        *,
+        places: int = 16,
+        step_seconds: float = 0.05,
+        prompt_token_seconds: float = 0.0,
+        **times: Any,
+    ) -> None:
+        self.worker = SimulatedTextWorker(places, step_seconds, prompt_token_seconds)
         pool: Any = SimpleNamespace(ready=[self.worker])
         self.settings = TextServing(**times)
         self.queue = text_queue.TextQueue(pool, self.settings)
@@ -212,7 +244,7 @@ class TextSimulation:
         loop = asyncio.get_running_loop()
         start, first = loop.time(), 0.0
         generation = Generation(max_new_tokens=options.pop("max_new_tokens", tokens))
-        prompt = np.array([tokens], np.int32)
+        prompt = np.full(options.pop("prompt_tokens", 1), tokens, np.int32)
         stream = self.queue.add(prompt, generation, client=client, **options)
         try:
             while await stream.read():

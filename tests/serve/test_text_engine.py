@@ -25,7 +25,7 @@ from regauge.inference.export.uncompiled import open_model
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
 from regauge.models.settings import Generation
-from regauge.serving.text_generation import paged_attention, vllm_engine
+from regauge.serving.text_generation import paged_attention, prompt_slices, vllm_engine
 from regauge.serving.text_generation.engine_choice import load_text_engine
 from regauge.serving.text_generation.paged_engine import MAX_FAILURES, PagedTextEngine
 from regauge.serving.text_generation.settings import TextServing
@@ -316,6 +316,56 @@ def test_ended_requests_keep_a_share_of_the_cache_and_the_newest_prefix(
     assert cache.num_blocks - cache.pool.num_free_sectors == 50 // 8
     lengths = [len(allocator.match_prefix_blocks(prompt.tolist())) for prompt in prompts]
     assert lengths == [0] * 9 + [1] * 3
+    assert engine.cache_blocks == (0, 50)
+    engine.add(TextRequest("running", prompts[0], GREEDY))
+    engine.step()
+    assert engine.cache_blocks == (2, 50)
+
+
+def test_answers_get_a_token_in_each_step_beside_a_long_prompt(
+    models: Callable[..., Artifact], load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_slices, "MIN_TOKENS", 8)
+    monkeypatch.setattr(prompt_slices, "BUSY_FACTOR", 1.0)
+    collector = Collector(load(serving=SERVING.model_copy(update={"max_step_seconds": 1e-9})))
+    prompts = [*(prompt[:5] for prompt in PROMPTS[:3]), np.resize(PROMPTS[3], 60)]
+    *running, long = make_requests(GREEDY, prompts)
+    for request in running:
+        collector.engine.add(request)
+    collector.step()
+    collector.step()
+    collector.engine.add(long)
+    num_steps = 0
+    while long.request_id not in collector.tokens:
+        names = [event.request_id for event in collector.step() if event.token is not None]
+        assert set(names) >= {request.request_id for request in running} - collector.ends.keys()
+        num_steps += 1
+    assert num_steps == 60 // 8 + 1
+    assert len(collector.ends) < len(running)
+    assert collector.run() == []
+    answers = [collector.tokens[str(number)] for number in range(4)]
+    assert answers == reference.generate(models(), prompts, GREEDY)
+    alone = Collector(collector.engine)
+    alone.engine.add(TextRequest("alone", prompts[-1][::-1].copy(), GREEDY))
+    assert [event.request_id for event in alone.step()] == ["alone"]
+
+
+@pytest.mark.parametrize("answer_seconds", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("token_seconds", [1e-5, 0.001, 0.01])
+def test_a_step_with_a_slice_takes_the_set_time_or_three_times_that_of_one_without(
+    answer_seconds: float, token_seconds: float
+) -> None:
+    slices = prompt_slices.PromptSlices(512, 0.25)
+    slices.record_step(0, 224, 224 * token_seconds)
+    slices.record_step(3, 0, answer_seconds)
+    for _ in range(20):
+        count = slices.count_tokens(3)
+        seconds = answer_seconds + (count - 3) * token_seconds
+        slices.record_step(3, count - 3, seconds)
+        limit = max(0.25, 3 * answer_seconds)
+        assert seconds == pytest.approx(limit, rel=0.2) or count in {35, 512}
+        assert seconds <= limit * 1.001 or count == 35
+    assert slices.count_tokens(0) == 512
 
 
 @pytest.mark.parametrize(

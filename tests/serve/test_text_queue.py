@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from regauge.serving.request_errors import DeadlineError, OverloadedError
 from regauge.serving.text_generation.settings import TextServing
 from regauge.serving.text_generation.text_queue import TextQueue, TokenStream
 from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
-from serve.simulation import TextSimulation, simulate
+from serve.simulation import TextSimulation, run_simulated, simulate
 
 TIMES = TextServing(first_token_seconds=40.0, token_seconds=5.0)
 
@@ -24,7 +25,7 @@ def open_stream(timeout_seconds: float = math.inf, *, has_streams: bool = True) 
     """Return the stream of a worker that generates nothing by itself."""
     limits = EngineLimits(None, 100, 8, has_streams=has_streams)
     worker = SimpleNamespace(
-        limits=limits, has_ended=False, num_requests=0, step_seconds=1.0,
+        limits=limits, has_ended=False, num_requests=0, step_seconds=1.0, prompt_token_seconds=0.0,
         send=lambda _: None, forget=lambda _: None,
     )  # fmt: skip
     pool: Any = SimpleNamespace(ready=[worker])
@@ -149,6 +150,75 @@ async def test_clients_share_the_places_equally_and_none_is_late() -> None:
     assert max(max(seconds) for seconds in starts.values()) <= 20.0
     counts = [len(seconds) for seconds in starts.values()]
     assert min(counts) > 0.5 * max(counts)
+
+
+TEXT_LOADS = {
+    "short answers": (1, 20, 60.0),
+    "long answers": (1, 200, 300.0),
+    "long prompts": (1000, 50, 300.0),
+    "mixed": (300, 100, 300.0),
+}
+"""Mean prompt and answer tokens, drawn from exponential distributions, and simulated seconds."""
+OBJECTIVE_SECONDS = 10.0
+
+
+async def overload(
+    mean_prompt: int, mean_answer: int, seconds: float, load: float
+) -> tuple[list[float], int, float]:
+    """Send a multiple of the capacity in an open loop, by 8 clients.
+
+    Returns the times to the first tokens of accepted requests, the number of late ones, and the
+    share of the capacity that was used for answers in time.
+    """
+    step, places, rate = 0.05, 16, 0.002
+    simulation = TextSimulation(
+        places=places,
+        step_seconds=step,
+        prompt_token_seconds=rate,
+        first_token_seconds=OBJECTIVE_SECONDS,
+    )
+    draw = np.random.default_rng(1)
+    loop = asyncio.get_running_loop()
+    start, first_tokens, late, useful = loop.time(), list[float](), list[float](), list[float]()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def send(prompt: int, answer: int, client: int) -> None:
+        cost = prompt * rate + answer * step / places
+        try:
+            first = await simulation.send(answer, client, prompt_tokens=prompt)
+        except OverloadedError:
+            return
+        except DeadlineError:
+            late.append(loop.time())
+            return
+        first_tokens.append(first)
+        if loop.time() <= start + seconds and first <= OBJECTIVE_SECONDS:
+            useful.append(cost)
+
+    mean_cost = mean_prompt * rate + mean_answer * step / places
+    while loop.time() < start + seconds:
+        await asyncio.sleep(draw.exponential(mean_cost / load))
+        prompt, answer = (1 + int(draw.exponential(mean)) for mean in (mean_prompt, mean_answer))
+        task = asyncio.create_task(send(prompt, answer, int(draw.integers(8))))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+    return first_tokens, len(late), sum(useful) / seconds
+
+
+@pytest.mark.parametrize("load", [1, 2, 4])
+@pytest.mark.parametrize("name", TEXT_LOADS)
+def test_answers_begin_in_time_at_every_load(
+    name: str, load: int, figure: Callable[[str, float], None]
+) -> None:
+    first_tokens, num_late, goodput = run_simulated(overload(*TEXT_LOADS[name], load))
+    assert num_late <= 0.03 * len(first_tokens)
+    waits = [*first_tokens, *[OBJECTIVE_SECONDS] * num_late]
+    slowest = float(np.quantile(waits, 0.99))
+    figure(f"simulated p99 of first tokens, {name} at {load} times the load", slowest)
+    figure(f"simulated goodput, {name} at {load} times the load", goodput)
+    assert slowest <= 1.5 * OBJECTIVE_SECONDS
+    assert goodput >= (0.7 if load > 1 else 0.5)
 
 
 @simulate

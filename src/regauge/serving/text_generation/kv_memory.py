@@ -57,3 +57,12 @@ def limit_prefixes(cache: Any, max_request_tokens: int) -> None:
             del ledger.cached_blocks[block]
             del ledger.hash_to_block[ledger.block_to_hash.pop(block)]
         cache.pool.free_blocks(allocator.index, evicted)
+
+
+def count_blocks(cache: Any) -> tuple[int, int]:
+    """Return the blocks that running requests use, and all blocks of transformers' cache."""
+    free_bytes = cache.compute_free_capacity(relative=False)
+    for allocator in cache.cache_allocators.values():
+        free_bytes += len(allocator.ledger.cached_blocks) * allocator.bytes_per_block
+    total_bytes = cache.num_sectors * cache.bytes_per_sector
+    return round(cache.num_blocks * (1 - free_bytes / total_bytes)), cache.num_blocks

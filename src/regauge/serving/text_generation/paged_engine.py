@@ -8,6 +8,7 @@ driven step by step here, without the thread it would start. Attention and sampl
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,9 @@ from transformers.generation.continuous_batching.utils import (
 )
 
 from regauge.models.generation.text_generation import find_generation_limit
-from regauge.serving.text_generation.kv_memory import MappedZeros, limit_prefixes
+from regauge.serving.text_generation.kv_memory import MappedZeros, count_blocks, limit_prefixes
 from regauge.serving.text_generation.paged_attention import NAME
+from regauge.serving.text_generation.prompt_slices import PromptSlices
 from regauge.serving.text_generation.request_sampler import (
     RequestSampler,
     SampledRequest,
@@ -77,6 +79,8 @@ class PagedTextEngine(TextEngine):
         self._max_running = settings.max_running_requests
         self.sampler = RequestSampler(self._model.device)
         """Selects the tokens; it holds the running requests."""
+        max_tokens = max(settings.max_batch_tokens, settings.max_running_requests)
+        self._slices = PromptSlices(max_tokens, settings.max_step_seconds)
         self._suspects: deque[Any] = deque()
         self._trial: str | None = None
         self._num_failures = 0
@@ -124,6 +128,14 @@ class PagedTextEngine(TextEngine):
     @property
     def num_running(self) -> int:
         return len(self.sampler.requests)
+
+    @property
+    def cache_blocks(self) -> tuple[int, int]:
+        return (0, 0) if self._processor is None else count_blocks(self._processor.cache)
+
+    @property
+    def prompt_token_seconds(self) -> float:
+        return self._slices.token_seconds
 
     def _cancel_running(self, request_id: str) -> None:
         if request_id in self.sampler.requests:
@@ -184,6 +196,10 @@ class PagedTextEngine(TextEngine):
         return SampledRequest(request, draws, self._program.build_processors(prompt))
 
     def _compute_batch(self) -> None:
+        start = time.perf_counter()
+        active = self._processor.scheduler.active_requests.values()
+        num_answers = sum(state.status == RequestStatus.DECODING for state in active)
+        self._processor.max_batch_tokens = self._slices.count_tokens(num_answers)
         if not self._processor.prepare_next_batch():
             return
         self._processor._generation_step(self._model)  # noqa: SLF001 - the loop without its thread
@@ -192,6 +208,8 @@ class PagedTextEngine(TextEngine):
         for state in self.sampler.states:
             self._record(state, is_failed=state.request_id in failed)
         limit_prefixes(self._processor.cache, self._max_tokens)
+        num_prompt_tokens = self._processor.inputs_and_outputs.num_q_tokens - num_answers
+        self._slices.record_step(num_answers, num_prompt_tokens, time.perf_counter() - start)
 
     def _record(self, state: Any, *, is_failed: bool) -> None:
         request_id, token = state.request_id, state.generated_tokens[-1]

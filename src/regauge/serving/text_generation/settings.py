@@ -30,5 +30,8 @@ class TextServing(Settings):
     most half of the free memory. Host memory is taken when tokens first need it."""
     max_batch_tokens: int = Field(default=512, ge=16)
     """Maximum tokens per step; a longer prompt is computed in several steps."""
+    max_step_seconds: float = Field(default=0.25, gt=0)
+    """Time that a step with a part of a prompt should take while answers are generated. Prompts are
+    read in slices of this time, or of twice a step without prompts if that is longer."""
     share_prefixes: bool = True
     """Compute equal prompt prefixes once."""

@@ -33,9 +33,13 @@ class TextWorker(WorkerProcess):
         super().__init__(*arguments)
         self.limits = EngineLimits(**self.ready_header["limits"])
         """Engine limits."""
-        self.heartbeat: dict[str, Any] = {"step_seconds": 0.0, "running": 0, "waiting": 0}
-        """The last heartbeat: how long the current step takes, and how many requests are running
-        and waiting."""
+        self.heartbeat: dict[str, Any] = {
+            "step_seconds": 0.0,
+            "cache_blocks": (0, 0),
+            "prompt_token_seconds": 0.0,
+        }
+        """The last heartbeat: how long the current step takes, how many requests are running and
+        waiting, the cache blocks in use and in all, and the time to read a prompt token."""
         self.num_tokens = 0
         """How many tokens the worker has generated."""
         self._last_message = time.monotonic()
@@ -48,6 +52,11 @@ class TextWorker(WorkerProcess):
     def silent_seconds(self) -> float:
         """How long the current step takes, or the last message is ago, whichever is longer."""
         return max(time.monotonic() - self._last_message, float(self.heartbeat["step_seconds"]))
+
+    @property
+    def prompt_token_seconds(self) -> float:
+        """Mean time to read a prompt token."""
+        return float(self.heartbeat["prompt_token_seconds"])
 
     @property
     def num_requests(self) -> int:

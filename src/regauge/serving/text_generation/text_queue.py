@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from regauge.serving.request_errors import DeadlineError, OverloadedError, UnavailableError
 from regauge.serving.scheduler import MARGIN, SMOOTHING, FairQueue, QueuedRecord, QueuedRequest
+from regauge.serving.text_generation.prompt_slices import BUSY_FACTOR
 from regauge.serving.text_generation.text_requests import TextRequest, TokenEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     import numpy as np
 
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 RESERVED_SHARE = 8
 """One of this many places is kept for clients without an answer in progress."""
+READING_FACTOR = BUSY_FACTOR / (BUSY_FACTOR - 1)
+"""How much longer prompts are read beside answers, which take the rest of each step."""
+SLACK_SHARE = 0.2
+"""Share of the time limit that is kept for answers of unexpected length: requests that would start
+in it are taken in the order of arrival, and new ones are refused from half of it."""
 TYPICAL_TOKENS = 512
 """Length of an answer that may be longer, until answers have been measured."""
 MAX_RETRY_SECONDS = 60
@@ -49,9 +55,12 @@ class TokenStream:
         self.record = record
         self.worker: TextWorker | None = None
         """The worker that has the request; None while it waits."""
+        self.sent_at = 0.0
+        """Time at which the worker got the request, on time.monotonic()."""
         self.num_tokens = 0
         """How many tokens have been generated."""
         self._queue = queue
+        self._start = time.monotonic()
         self._deadline = deadline
         self._token_deadline = record.request.deadline
         self._events: deque[TokenEvent] = deque()
@@ -60,10 +69,21 @@ class TokenStream:
         self.is_lost = False
         """Whether the worker ended before the answer."""
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long ago the request arrived."""
+        return time.monotonic() - self._start
+
     def put(self, event: TokenEvent) -> None:
         """Store an event without waiting for the reader."""
         self._token_deadline = time.monotonic() + self._queue.token_seconds
-        self.num_tokens += event.token is not None
+        if event.token is not None:
+            self._queue.count_token(self)
+            self.num_tokens += 1
         self._events.append(event)
         self._has_news.set()
         if event.finish_reason is not None:
@@ -118,7 +138,14 @@ class TokenStream:
 class TextQueue:
     """A model's requests for text."""
 
-    def __init__(self, pool: WorkerPool[TextWorker], settings: TextServing) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool[TextWorker],
+        settings: TextServing,
+        on_token: Callable[[TokenStream], object] = lambda _: None,
+    ) -> None:
+        self._on_token = on_token
+        self._read_at = 0.0
         self.token_seconds = settings.token_seconds
         """Time limit for each token after the first."""
         self._pool = pool
@@ -159,7 +186,7 @@ class TextQueue:
         count = generation.max_new_tokens or 1
         limits.check(prompt.tolist(), count)
         steps = len(prompt) / self._settings.max_batch_tokens + min(count, TYPICAL_TOKENS)
-        self._check_room(client, steps, timeout_seconds)
+        self._check_room(client, steps, timeout_seconds, len(prompt))
         now = time.monotonic()
         seconds = self._settings.first_token_seconds if limits.has_streams else math.inf
         queued = QueuedRequest(client, "interactive", now + min(seconds, timeout_seconds))
@@ -171,13 +198,19 @@ class TextQueue:
         self.fill_workers()
         return stream
 
+    def count_token(self, stream: TokenStream) -> None:
+        """Take a token that a stream is about to count; the first one ends reading a prompt."""
+        if not stream.num_tokens:
+            self._read_at = time.monotonic()
+        self._on_token(stream)
+
     def fill_workers(self) -> None:
         """Send waiting requests to workers with room."""
         while (choice := self._select()) is not None:
             index, worker = choice
             [record] = self._queue.take([index])
             stream = self._waiting.pop(record)
-            stream.worker = worker
+            stream.worker, stream.sent_at = worker, time.monotonic()
             self._running.append(stream)
             worker.send(stream)
 
@@ -215,18 +248,29 @@ class TextQueue:
         if not records or not any(map(_count_places, self._workers)):
             return None
         arrived = sorted(records, key=attrgetter("number"))
-        starts, now = self._estimate_starts(arrived), time.monotonic()
-        is_late = any(
-            now + start > record.request.deadline
-            for start, record in zip(starts, arrived, strict=False)
-        )
         clients: set[Hashable] = set()
-        for record in arrived if is_late else records:
+        for record in arrived if self._is_any_late(arrived) else records:
             client = record.request.client
             if client not in clients and (worker := self._find_worker(client)) is not None:
                 return records.index(record), worker
             clients.add(client)
         return None
+
+    def _is_any_late(self, arrived: Sequence[QueuedRecord]) -> bool:
+        """Return whether a first token is nearly late if requests start in this order."""
+        slack = SLACK_SHARE * self._settings.first_token_seconds
+        token_seconds, reading = self._prompt_token_seconds, self._estimate_reading(0)
+        reading -= sum(map(self._count_prompt_tokens, arrived)) * token_seconds
+        now = time.monotonic() + slack
+        for start, record in zip(self._estimate_starts(arrived), arrived, strict=False):
+            seconds = self._count_prompt_tokens(record) * token_seconds
+            reading += seconds
+            if now + max(start + seconds, reading) > record.request.deadline:
+                return True
+        return False
+
+    def _count_prompt_tokens(self, record: QueuedRecord) -> int:
+        return self._waiting[record].num_prompt_tokens
 
     def _find_worker(self, client: Hashable) -> TextWorker | None:
         """Return the worker with the most places for a client, or None without a place."""
@@ -239,19 +283,45 @@ class TextQueue:
         worker = max(self._workers, key=count_places, default=None)
         return None if worker is None or count_places(worker) <= 0 else worker
 
-    def _check_room(self, client: Hashable, steps: float, timeout_seconds: float) -> None:
+    def _check_room(
+        self, client: Hashable, steps: float, timeout_seconds: float, num_prompt_tokens: int
+    ) -> None:
         """Raise OverloadedError if the first token, or the last one before a timeout, is late."""
         earlier = [record for record in self._queue.records if record.request.client == client]
-        if not earlier and self._find_worker(client) is not None:
+        reading_seconds = self._estimate_reading(num_prompt_tokens)
+        is_read_in_time = reading_seconds <= self._settings.first_token_seconds
+        if not earlier and is_read_in_time and self._find_worker(client) is not None:
             return
         step_seconds = self._step_seconds * self._steps_ratio
         client_seconds = sum(record.cost for record in earlier) * step_seconds / self._num_places
-        wait = self.estimate_wait() + client_seconds
+        own_seconds = num_prompt_tokens * self._prompt_token_seconds
+        wait = max(self.estimate_wait() + client_seconds + own_seconds, reading_seconds)
         limit = min(self._settings.first_token_seconds, timeout_seconds - steps * step_seconds)
-        if wait > limit or self.num_waiting >= self._settings.max_queued_requests:
+        is_full = self.num_waiting >= self._settings.max_queued_requests
+        if is_full or wait > (1 - SLACK_SHARE / 2) * limit:
             message = f"{self.num_waiting} requests wait for {wait:.1f} s; try again later"
             seconds = min(max(1, math.ceil(wait - max(limit, 0))), MAX_RETRY_SECONDS)
             raise OverloadedError(message, retry_after=seconds)
+
+    def _estimate_reading(self, num_prompt_tokens: int) -> float:
+        """Return the seconds until all prompts up to a new one have been read; alone, 0.
+
+        Beside running answers, prompts are read during a part of each step.
+        """
+        unread = [stream for stream in self._running if not stream.num_tokens]
+        streams = [*self._waiting.values(), *unread]
+        if not streams:
+            return 0.0
+        num_prompt_tokens += sum(stream.num_prompt_tokens for stream in streams)
+        seconds = num_prompt_tokens * self._prompt_token_seconds / len(self._workers)
+        start = max(self._read_at, min((item.sent_at for item in unread), default=math.inf))
+        return max(0.0, seconds - max(0.0, time.monotonic() - start))
+
+    @property
+    def _prompt_token_seconds(self) -> float:
+        """Expected time to read a prompt token beside running answers, with a margin."""
+        rates = [worker.prompt_token_seconds for worker in self._workers]
+        return MARGIN * READING_FACTOR * sum(rates) / max(1, len(rates))
 
     @property
     def _step_seconds(self) -> float:
@@ -265,14 +335,19 @@ class TextQueue:
         counts = [worker.limits.max_running for worker in self._workers]
         return max(1, sum(count - count // RESERVED_SHARE for count in counts))
 
+    def _estimate_steps(self, stream: TokenStream) -> float:
+        """Return how many tokens of a running answer are expected.
+
+        An answer that is longer than expected may last half as long again.
+        """
+        expected = stream.record.cost * self._steps_ratio
+        longest = stream.request.max_new_tokens - stream.num_tokens
+        return max(1.0, expected - stream.num_tokens, min(longest, expected / 2))
+
     def _estimate_starts(self, records: Sequence[QueuedRecord]) -> list[float]:
         """Return the seconds until each record, in this order, and one more get a place."""
         places = self._num_places
-        open_steps = (
-            max(1.0, stream.record.cost * self._steps_ratio - stream.num_tokens)
-            for stream in self._running
-        )
-        steps = nlargest(places, open_steps)
+        steps = nlargest(places, map(self._estimate_steps, self._running))
         steps += [0.0] * (places - len(steps))
         heapify(steps)
         step_seconds, starts = self._step_seconds, []

@@ -120,6 +120,16 @@ class TextEngine(ABC):
         """Number of waiting requests."""
         return len(self._waiting)
 
+    @property
+    def cache_blocks(self) -> tuple[int, int]:
+        """Key-value cache blocks in use, and all blocks; zeros if the engine does not tell."""
+        return 0, 0
+
+    @property
+    def prompt_token_seconds(self) -> float:
+        """Mean time to read a prompt token; 0 if the engine does not tell."""
+        return 0.0
+
     def add(self, request: TextRequest) -> None:
         """Queue a request; raises DataError if it does not fit the limits."""
         self.limits.check(request.prompt.tolist(), request.max_new_tokens)

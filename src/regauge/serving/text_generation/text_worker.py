@@ -180,6 +180,8 @@ class TextEngineWorker:
                     "step_seconds": 0.0 if start is None else time.monotonic() - start,
                     "running": self.engine.num_running,
                     "waiting": self.engine.num_waiting,
+                    "cache_blocks": self.engine.cache_blocks,
+                    "prompt_token_seconds": self.engine.prompt_token_seconds,
                 }
             )
 

@@ -36,8 +36,18 @@ JOB_METRICS = [
     metric for metric in vocabulary.METRICS if metric.name.startswith("regauge_predict_")
 ]
 JOB_METRICS += [vocabulary.RUN_COST, vocabulary.RUN_BUDGET]
+TEXT_METRICS = {
+    vocabulary.SERVE_FIRST_TOKEN_SECONDS,
+    vocabulary.SERVE_PROMPT_TOKENS,
+    vocabulary.SERVE_GENERATION_TOKENS,
+    vocabulary.SERVE_KV_CACHE_BLOCKS,
+    vocabulary.SERVE_KV_CACHE_USAGE,
+}
+"""Those of models that generate text; `tests/serve/test_text_routes.py` reads them."""
 SERVER_METRICS = [
-    metric for metric in vocabulary.METRICS if metric.name.startswith("regauge_serve_")
+    metric
+    for metric in vocabulary.METRICS
+    if metric.name.startswith("regauge_serve_") and metric not in TEXT_METRICS
 ]
 
 

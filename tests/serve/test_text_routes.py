@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.inference.export.model import load
@@ -107,6 +108,49 @@ def test_completions_equal_those_of_generate(
     ]
     assert "".join(parts) == expected
     assert len(parts) > 3
+
+
+def read_metrics(address: str) -> dict[str, float]:
+    """Return the samples of the model; Prometheus' parser reads the page."""
+    page = httpx.get(f"{address}/metrics").text
+    return {
+        sample.name.removeprefix("regauge_serve_"): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.labels == {"model": MODEL_NAME}
+    }
+
+
+def test_tokens_and_first_tokens_are_counted(
+    server: tuple[str, OneModel], client: openai.OpenAI
+) -> None:
+    before = read_metrics(server[0])
+    options = {"model": MODEL_NAME, "prompt": ["The sea", "A"], "max_tokens": 24}
+    usage = client.completions.create(**options, n=2).usage
+    assert usage is not None
+    after = read_metrics(server[0])
+    growth = {name: after[name] - before.get(name, 0) for name in after}
+    assert growth["time_to_first_token_seconds_count"] == 4
+    assert growth["prompt_tokens_total"] == 2 * usage.prompt_tokens == 2 * len("The seaA")
+    assert growth["generation_tokens_total"] == usage.completion_tokens
+    wait_for(lambda: read_metrics(server[0]).get("kv_cache_usage_ratio") == 0)
+    assert read_metrics(server[0])["kv_cache_blocks"] == 8 * (MAX_TOKENS + 32) / 32
+
+
+@pytest.mark.parametrize("part", [{"top_p": 0.8}, {"top_k": 5}])
+def test_a_part_of_the_tokens_is_drawn_at_temperature_1(
+    client: openai.OpenAI, continue_text: Callable[..., str], part: dict[str, Any]
+) -> None:
+    """As in OpenAI's API, where `temperature` is 1 by default."""
+    options = {"model": MODEL_NAME, "prompt": "The sea", "max_tokens": 24, "seed": 4}
+    answers = [
+        client.completions.create(**options, **more, extra_body=part).choices[0].text
+        for more in ({}, {"temperature": 1.0}, {"temperature": 0})
+    ]
+    drawn = continue_text("The sea", max_new_tokens=24, seed=4, temperature=1.0, **part)
+    greedy = continue_text("The sea", max_new_tokens=24)
+    assert answers == [drawn, drawn, greedy]
+    assert greedy != drawn
 
 
 @pytest.mark.parametrize("text", ["The sea", "x" * 60])

@@ -140,6 +140,23 @@ SERVE_DRAINING = _gauge(
 SERVE_MODEL_INFO = Metric(
     f"{PREFIX}_serve_model_info", "info", "Served version of a model.", ("model", "version")
 )
+SERVE_FIRST_TOKEN_SECONDS = _histogram(
+    "serve_time_to_first_token_seconds",
+    SERVED_MODEL,
+    "Time from a request to the first token of an answer.",
+)
+SERVE_PROMPT_TOKENS = _counter(
+    "serve_prompt_tokens", SERVED_MODEL, "Prompt tokens of the answers with a first token."
+)
+SERVE_GENERATION_TOKENS = _counter(
+    "serve_generation_tokens", SERVED_MODEL, "Generated tokens, without end tokens."
+)
+SERVE_KV_CACHE_BLOCKS = _gauge(
+    "serve_kv_cache_blocks", SERVED_MODEL, "Blocks of the key-value caches of all workers."
+)
+SERVE_KV_CACHE_USAGE = _gauge(
+    "serve_kv_cache_usage_ratio", SERVED_MODEL, "Share of these blocks that running answers use."
+)
 
 DEVICE_UTILIZATION = _gauge("device_utilization_ratio", DEVICE, "Share of time that it computes.")
 DEVICE_MEMORY_USED = _gauge("device_memory_used_bytes", DEVICE, "Used device memory.")

@@ -72,6 +72,10 @@ class LoadedVersion(ABC):
     def is_overloaded(self, max_wait_seconds: float) -> bool:
         """Return whether a new request would be refused."""
 
+    def count_cache_blocks(self) -> tuple[int, int]:
+        """Return the key-value cache blocks in use and in all; zeros without generated text."""
+        return 0, 0
+
     @contextmanager
     def keep_open(self) -> Iterator[None]:
         """Keep the workers while the block answers a request."""

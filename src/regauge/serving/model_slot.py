@@ -366,7 +366,7 @@ class ModelSlot:
         if artifact.program.output_kind == "text":
             from regauge.serving.text_generation.text_version import TextVersion
 
-            version = TextVersion(artifact, self._settings)
+            version = TextVersion(artifact, self._settings, self._metrics)
         else:
             version = ModelVersion(artifact, self._settings, self._metrics, self._executor)
         version.contract, version.name = contract, self.name

@@ -43,6 +43,11 @@ class ServerMetrics:
         self._records = _build_counter(vocabulary.SERVE_RECORDS, registry)
         self._tokens = _build_counter(vocabulary.SERVE_PADDED_TOKENS, registry)
         self._truncated = _build_counter(vocabulary.SERVE_TRUNCATED_RECORDS, registry)
+        self._first_token = _build_histogram(
+            vocabulary.SERVE_FIRST_TOKEN_SECONDS, LATENCY_BUCKETS, registry
+        )
+        self._prompt_tokens = _build_counter(vocabulary.SERVE_PROMPT_TOKENS, registry)
+        self._generation_tokens = _build_counter(vocabulary.SERVE_GENERATION_TOKENS, registry)
         self._batch_rows = _build_histogram(vocabulary.SERVE_BATCH_RECORDS, BATCH_BUCKETS, registry)
 
     def watch(self, slots: Mapping[str, ModelSlot], is_draining: Callable[[], bool]) -> None:
@@ -78,6 +83,14 @@ class ServerMetrics:
         if count:
             self._truncated.inc(count)
 
+    def count_first_token(self, model: str, num_prompt_tokens: int, seconds: float) -> None:
+        """Count a prompt whose answer begins after some time."""
+        self._first_token.labels(model).observe(seconds)
+        self._prompt_tokens.labels(model).inc(num_prompt_tokens)
+
+    def count_generated_token(self, model: str) -> None:
+        self._generation_tokens.labels(model).inc()
+
     def render(self) -> bytes:
         """Return all metrics in text format."""
         return generate_latest(self._registry)
@@ -103,6 +116,10 @@ def _describe_models(slots: Mapping[str, ModelSlot]) -> Iterator[Sample]:
         yield Sample(vocabulary.SERVE_QUEUE_RECORDS, num_waiting, labels)
         wait_seconds = current.estimate_wait() if current else 0.0
         yield Sample(vocabulary.SERVE_QUEUE_SECONDS, wait_seconds, labels)
+        num_used, num_blocks = current.count_cache_blocks() if current else (0, 0)
+        if num_blocks:
+            yield Sample(vocabulary.SERVE_KV_CACHE_BLOCKS, num_blocks, labels)
+            yield Sample(vocabulary.SERVE_KV_CACHE_USAGE, num_used / num_blocks, labels)
         for version in filter(None, (current, slot.canary)):
             sha256 = version.content_sha256[:VERSION_CHARACTERS]
             yield Sample(vocabulary.SERVE_MODEL_INFO, 1, (name, sha256))

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.text_stream import AnswerText
     from regauge.models.settings import Generation
+    from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
+    from regauge.serving.text_generation.text_queue import TokenStream
 
 
 class TextVersion(LoadedVersion):
@@ -31,14 +33,15 @@ class TextVersion(LoadedVersion):
 
     pool: WorkerPool[TextWorker]
 
-    def __init__(self, artifact: Artifact, settings: Serve) -> None:
+    def __init__(self, artifact: Artifact, settings: Serve, metrics: ServerMetrics) -> None:
         """Take the artifact with the default options."""
         super().__init__(artifact)
+        self._metrics = metrics
         self.generation = artifact.generation_options
         """Options for requests that set none."""
         table = settings.generation.model_dump()
         self.pool = WorkerPool(TextWorker, artifact, settings, self._fill_workers, generation=table)
-        self.queue = TextQueue(self.pool, settings.generation)
+        self.queue = TextQueue(self.pool, settings.generation, self._count_token)
         """Requests that wait or are answered."""
 
     async def start(self) -> None:
@@ -66,6 +69,16 @@ class TextVersion(LoadedVersion):
 
     def estimate_wait(self) -> float:
         return self.queue.estimate_wait()
+
+    def count_cache_blocks(self) -> tuple[int, int]:
+        counts = [worker.heartbeat["cache_blocks"] for worker in self.pool.ready]
+        return sum(used for used, _ in counts), sum(total for _, total in counts)
+
+    def _count_token(self, stream: TokenStream) -> None:
+        if not stream.num_tokens:
+            num_tokens, seconds = stream.num_prompt_tokens, stream.waited_seconds
+            self._metrics.count_first_token(self.name, num_tokens, seconds)
+        self._metrics.count_generated_token(self.name)
 
     def _fill_workers(self) -> None:
         self.queue.fill_workers()

@@ -60,7 +60,7 @@ def limit_prefixes(cache: Any, max_request_tokens: int) -> None:
 
 
 def count_blocks(cache: Any) -> tuple[int, int]:
-    """Return the blocks that running requests use, and all blocks of transformers' cache."""
+    """Return the blocks that running requests use, and all blocks in transformers' cache."""
     free_bytes = cache.compute_free_capacity(relative=False)
     for allocator in cache.cache_allocators.values():
         free_bytes += len(allocator.ledger.cached_blocks) * allocator.bytes_per_block

@@ -1,4 +1,4 @@
-"""Slices of prompts: how many prompt tokens a step computes beside the next tokens of answers.
+"""Prompt slices: how many prompt tokens a step computes beside the answers' next tokens.
 
 The next tokens come after the slice, so its time is limited and not only its tokens.
 """
@@ -12,14 +12,14 @@ FIRST_TOKENS = 64
 BUSY_FACTOR = 3.0
 """A slice may always prolong a step to this many times its length without prompts."""
 SMOOTHING = 0.25
-"""Weight of a new step in the mean times."""
+"""A new step's weight in the mean times."""
 
 
 class PromptSlices:
-    """Adapts the slices to the measured times of steps.
+    """Adapts the slices to the measured step times.
 
     Example: if answers take 0.05 s per step and prompts 2 ms per token, `PromptSlices(512, 0.25)`
-    allows slices of 100 tokens.
+    allows 100 prompt tokens per step.
     """
 
     def __init__(self, max_tokens: int, max_seconds: float) -> None:
@@ -31,7 +31,7 @@ class PromptSlices:
         """Mean time per prompt token; 0 before it was measured."""
 
     def count_tokens(self, num_answers: int) -> int:
-        """Return the maximum tokens in the next step, given the answers that get one of them.
+        """Return the maximum tokens in the next step, given the answers that get one.
 
         Without answers, nothing waits for the step.
         """
@@ -42,7 +42,7 @@ class PromptSlices:
         return min(self._max_tokens, num_answers + max(MIN_TOKENS, size))
 
     def record_step(self, num_answers: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Take the time of a step."""
+        """Take a step's time."""
         if not num_prompt_tokens:
             self._answer_seconds = _update_mean(self._answer_seconds, seconds)
         elif num_prompt_tokens >= MIN_TOKENS:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 RESERVED_SHARE = 8
 """One of this many places is kept for clients without an answer in progress."""
 READING_FACTOR = BUSY_FACTOR / (BUSY_FACTOR - 1)
-"""How much longer prompts are read beside answers, which take the rest of each step."""
+"""How much longer it takes to read prompts beside answers."""
 SLACK_SHARE = 0.2
-"""Share of the time limit that is kept for answers of unexpected length: requests that would start
-in it are taken in the order of arrival, and new ones are refused from half of it."""
+"""Time limit share kept for answers with an unexpected length: requests that would start in it are
+taken as they arrived, and new ones are refused from half of it."""
 TYPICAL_TOKENS = 512
 """Length of an answer that may be longer, until answers have been measured."""
 MAX_RETRY_SECONDS = 60
@@ -306,7 +306,7 @@ class TextQueue:
     def _estimate_reading(self, num_prompt_tokens: int) -> float:
         """Return the seconds until all prompts up to a new one have been read; alone, 0.
 
-        Beside running answers, prompts are read during a part of each step.
+        Beside running answers, prompts are read in a part of each step.
         """
         unread = [stream for stream in self._running if not stream.num_tokens]
         streams = [*self._waiting.values(), *unread]
@@ -336,7 +336,7 @@ class TextQueue:
         return max(1, sum(count - count // RESERVED_SHARE for count in counts))
 
     def _estimate_steps(self, stream: TokenStream) -> float:
-        """Return how many tokens of a running answer are expected.
+        """Return how many more tokens a running answer is expected to have.
 
         An answer that is longer than expected may last half as long again.
         """

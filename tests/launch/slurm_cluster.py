@@ -21,8 +21,8 @@ from regauge.system.processes import find_free_port
 from regauge.system.timing import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
-NODES = ("127.0.0.1", "127.0.0.2")
-"""Names of the nodes: addresses, so that the name of the first one resolves on this machine."""
+NODES = ("cloud-1", "cloud-2")
+"""Names of the nodes, which do not resolve, as in clouds: only `NodeAddr` leads to them."""
 CPUS = 2
 REQUEUE_SECONDS = 10
 """Delay of a requeued job, which is the lifetime of credentials (slurm.conf manual, AuthInfo)."""
@@ -62,6 +62,7 @@ JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/none
 {nodes}
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=grace Nodes=ALL MaxTime=1:00:00 State=UP PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
@@ -81,7 +82,7 @@ def require_slurm(proof: str) -> None:
 
 @dataclass
 class SlurmCluster:
-    """Two nodes with two partitions: jobs of `high` preempt jobs of `low`."""
+    """Two nodes: jobs of the partition `high` preempt jobs of `low`, and of `grace` after 60 s."""
 
     root: Path
     name: str

@@ -30,6 +30,7 @@ from launch.training_jobs import (
 )
 from regauge.machines.catalog import find_instance
 from regauge.system.processes import find_free_port
+from regauge.system.timing import PAUSE_SECONDS
 
 TWO_NODES = "execution.nodes.count=2"
 ON_SLURM = ("--on", "slurm")
@@ -59,6 +60,12 @@ class SlurmWorkplace(Workplace):
         assert answer.code == 0, answer.error + self.read_logs()
         assert answer.document["state"] == "succeeded"
         return answer.document
+
+    def follow(self, handle: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "regauge", "job", "logs", handle, "--follow"]
+        return subprocess.Popen(
+            command, env=self.environment, cwd=self.root, stdout=subprocess.PIPE, text=True
+        )
 
     def read_logs(self) -> str:
         paths = sorted(self.root.glob("*.slurm/*.log"))
@@ -153,56 +160,105 @@ def test_a_requeued_job_equals_the_undisturbed_one(
 ) -> None:
     handle = workplace.launch(workplace.write_run(), "train", TWO_NODES, *ON_SLURM)
     folder = workplace.root / "out-run"
-    wait_until(lambda: count_steps(folder) >= 30, "step 30")
-    cluster.run("sbatch", *HIGH, "--wrap=sleep 2")
-    wait_until(lambda: workplace.read_state(handle) == "preempted", "the preemption")
-    assert "BeginTime" in workplace.read_status(handle)["reason"]
-    assert workplace.wait_for_success(handle)["attempt"] == 2
+    with workplace.follow(handle) as follower:
+        wait_until(lambda: count_steps(folder) >= 30, "step 30")
+        cluster.run("sbatch", *HIGH, "--wrap=sleep 2")
+        wait_until(lambda: workplace.read_state(handle) == "preempted", "the preemption")
+        assert "BeginTime" in workplace.read_status(handle)["reason"]
+        assert workplace.wait_for_success(handle)["attempt"] == 2
+        output, _ = follower.communicate(timeout=60)
+    assert "(attempt 2)" in output
+    assert f"steps: {STEPS} (finished)" in output, "the log of the node with rank 0"
     assert [line["attempt"] for line in lines(folder)][-1] == 2
     assert_same(whole_run, folder)
     events = workplace.run("job", "events", handle, "-o", "json").document["events"]
     assert any("stopped by Slurm: requeue" in event["message"] for event in events)
 
 
-def test_a_cancelled_job_submits_its_successor(
-    data: Path, whole_run: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize("partition", ["low", "grace"])
+def test_a_preempted_job_requeues_itself_if_slurm_does_not(
+    data: Path,
+    whole_run: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    partition: str,
 ) -> None:
-    """With PreemptMode=CANCEL, `--requeue` has no effect on a preemption."""
+    """With PreemptMode=CANCEL, `--requeue` has no effect on a preemption.
+
+    In a grace period Slurm signals the nodes alone, and the job still runs. One attempt is allowed
+    to fail, and a preemption is no failure.
+    """
     root = tmp_path_factory.mktemp("slurm-cancel")
-    proof = "resubmission under PreemptMode=CANCEL"
+    proof = "a requeue under PreemptMode=CANCEL"
     with start_slurm(root, preempt_mode="CANCEL", proof=proof) as cluster:
         workplace = SlurmWorkplace(tmp_path, data, cluster=cluster)
-        handle = workplace.launch(workplace.write_run(), "train", TWO_NODES, *ON_SLURM)
+        launch = {"max_attempts": 1, "target": [{"kind": "slurm", "partition": partition}]}
+        run_file = write_launched(workplace, launch)
+        handle = workplace.launch(run_file, "train", TWO_NODES, *ON_SLURM)
         folder = workplace.root / "out-run"
         wait_until(lambda: count_steps(folder) >= 30, "step 30")
         cluster.run("sbatch", *HIGH, "--wrap=sleep 2")
-        wait_until(lambda: "JobState=PREEMPTED" in workplace.show(handle), "the preemption")
-        assert workplace.read_state(handle) in ("preempted", "running")
+        wait_until(lambda: workplace.read_state(handle) == "preempted", "the preemption")
         status = workplace.wait_for_success(handle)
         assert status["attempt"] == 2
+        assert "Restarts=1" in workplace.show(handle)
         assert_same(whole_run, folder)
-        answer = workplace.run("job", "logs", handle, "--attempt", "2")
-        assert "(attempt 2)" in answer.output, "the log of the leader"
-        assert f"steps: {STEPS} (finished)" in answer.output
+        assert [line["attempt"] for line in lines(folder)][-1] == 2
         events = workplace.run("job", "events", handle, "-o", "json").document["events"]
         messages = [event["message"] for event in events]
-        assert any("preempted without a requeue: job 3 continues" in text for text in messages)
+        assert messages.count("stopped by Slurm: preemption") == 1
+        assert any("(failures: 0 of 1)" in text for text in messages if "attempt 2" in text)
 
 
-def test_a_job_at_its_time_limit_is_requeued(workplace: SlurmWorkplace) -> None:
-    """The signal reaches the script, which passes it to the nodes and asks for a requeue."""
+def test_a_job_at_its_time_limit_is_requeued(
+    workplace: SlurmWorkplace, cluster: SlurmCluster
+) -> None:
+    """The signal reaches the script, which passes it to the nodes and asks for a requeue.
+
+    Other signals to the job meanwhile let Slurm show SIGNALING as its state. One attempt is allowed
+    to fail, and a time limit is no failure.
+    """
     # Slurm signals at most a minute early, so the job has at least 30 s.
     target = {"kind": "slurm", "grace_seconds": 30, "cpus": 1}
-    launch = {"hours": 2 / 60, "target": [target], "max_attempts": 9}
+    launch = {"hours": 2 / 60, "target": [target], "max_attempts": 1}
     run_file = write_launched(workplace, launch, stop={"steps": 1_000_000})
     handle = workplace.launch(run_file, "train", "execution.compile=off", *ON_SLURM)
-    wait_until(lambda: "Restarts=1" in workplace.show(handle), "the requeue")
+    wait_until(lambda: count_steps(workplace.root / "out-run") > 0, "a step")
+    states = set()
+
+    def is_requeued() -> bool:
+        cluster.run("scancel", "--signal=CONT", find_id(handle), is_checked=False)
+        record = workplace.show(handle)
+        states.add(record.partition("JobState=")[2].partition(" ")[0])
+        return "Restarts=1" in record
+
+    wait_until(is_requeued, "the requeue")
+    assert "SIGNALING" in states
     assert "stopped by Slurm: limit" in workplace.read_logs()
     assert workplace.read_state(handle) in ("running", "restarting")
     steps = count_steps(workplace.root / "out-run")
     wait_until(lambda: count_steps(workplace.root / "out-run") > steps, "a step of attempt 2")
     assert workplace.read_status(handle)["attempt"] >= 2
     assert steps > 0
+
+
+def test_a_suspended_job_continues_in_the_same_attempt(
+    workplace: SlurmWorkplace, cluster: SlurmCluster, whole_run: Path
+) -> None:
+    """After the pause each supervisor has missed the heartbeats of all processes and nodes."""
+    execution = {"nodes": {"node_timeout_seconds": 1.0}}
+    run_file = workplace.write_run(execution=execution)
+    handle = workplace.launch(run_file, "train", TWO_NODES, *ON_SLURM)
+    folder = workplace.root / "out-run"
+    wait_until(lambda: count_steps(folder) >= 10, "step 10")
+    cluster.run("scontrol", "suspend", find_id(handle))
+    wait_until(lambda: "JobState=SUSPENDED" in workplace.show(handle), "the suspension")
+    time.sleep(5 * PAUSE_SECONDS)  # a pause must be longer than a busy machine's
+    cluster.run("scontrol", "resume", find_id(handle))
+    assert workplace.wait_for_success(handle)["attempt"] == 1
+    attempts = [json.loads(text) for text in (folder / "attempts.jsonl").read_text().splitlines()]
+    assert [line["outcome"] for line in attempts if "outcome" in line] == ["finished"]
+    assert_same(whole_run, folder)
 
 
 def write_launched(workplace: SlurmWorkplace, launch: dict[str, Any], **changes: Any) -> Path:
@@ -333,6 +389,19 @@ def test_a_run_file_without_data_fails_with_its_message(workplace: SlurmWorkplac
     assert "nothing" in workplace.read_status(handle)["failure"]["message"]
 
 
+def test_a_job_runs_in_a_folder_whose_name_has_percent_signs(
+    cluster: SlurmCluster, data: Path, tmp_path: Path
+) -> None:
+    """The output folder is relative, so Slurm puts the working folder before the logs."""
+    root = tmp_path / "50%j 100%"
+    root.mkdir()
+    workplace = SlurmWorkplace(root, data, cluster=cluster)
+    run_file = workplace.write_run(output={"folder": "out-run"}, stop={"steps": 3})
+    handle = workplace.launch(run_file, "train", *ON_SLURM)
+    assert workplace.wait_for_success(handle)["progress"]["step"] == 3
+    assert list((root / "out-run.slurm").glob("*-1-0.log"))
+
+
 def test_secrets_reach_the_nodes_and_nothing_else(
     workplace: SlurmWorkplace, cluster: SlurmCluster
 ) -> None:
@@ -365,6 +434,13 @@ def test_bad_input_creates_nothing(
     answer = workplace.run(*command)
     assert answer.code == 2
     assert "the cluster has no partition 'hihg'; set partition of the target" in answer.error
+    target = {"kind": "slurm", "partition": "grace"}
+    write_launched(workplace, {"target": [target], "hours": 1.5})
+    answer = workplace.run(*command)
+    assert answer.code == 2
+    assert (
+        "launch.hours is above the limit of partition grace; set it to at most 1:" in answer.error
+    )
     target = {"kind": "slurm", "options": {"nodelist": "nowhere"}}
     write_launched(workplace, {"target": [target]})
     answer = workplace.run(*command)

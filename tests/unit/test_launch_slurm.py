@@ -195,9 +195,9 @@ n=$(cat count 2>/dev/null || echo 0); n=$((n + 1)); echo "$n" >count
 while [[ $1 == --* ]]; do shift; done
 if [[ -e slow ]]; then
   sleep 30 & child=$!
-  trap 'kill $child; exit 143' TERM
+  trap 'if [[ -e saving ]]; then rm saving; else kill $child; exit 143; fi' TERM
   echo $$ >pid
-  wait
+  while true; do wait $child; done
 fi
 read -r -a codes <codes
 exit "${codes[$((n - 1))]}"
@@ -205,13 +205,20 @@ exit "${codes[$((n - 1))]}"
     "scontrol": """
 echo "scontrol $*" >>calls
 if [[ $* == *" show job "* ]]; then cat record; fi
-if [[ $* == requeue* ]]; then exit 1; fi
+if [[ $* == requeue* ]]; then exit 0; fi
 """,
-    "sbatch": 'echo "sbatch $*" >>calls\necho 8\n',
+    "sleep": 'if [[ $1 == 60 ]]; then exit 1; fi\nexec "$REAL_SLEEP" "$@"\n',
     "scancel": 'echo "scancel $*" >>calls\nif [[ $1 == --signal* ]]; then kill "$(<pid)"; fi\n',
 }
-RUNNING = "JobId=7 JobState=RUNNING Restarts=0 StartTime=2026-11-26T15:00:00 PreemptTime=None A=1"
-COMPLETING = RUNNING.replace("RUNNING", "COMPLETING")
+START = 1700000000
+RUNNING = (
+    f"JobId=7 JobState=RUNNING Restarts=0 StartTime={START} EndTime=Unknown PreemptTime=None A=1"
+)
+"""As `SLURM_TIME_FORMAT=%s scontrol --oneliner show job` prints it, on a real Slurm 22.05."""
+ENDED = RUNNING.replace("RUNNING", "COMPLETING").replace("Unknown", str(START + 37))
+PREEMPTED = ENDED.replace("PreemptTime=None", f"PreemptTime={START + 37}")
+LATER = 2**33
+"""A time that is still to come, in seconds of the epoch."""
 
 
 class ScriptRun:
@@ -232,6 +239,7 @@ class ScriptRun:
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "n[1-2]",
+            "REAL_SLEEP": str(shutil.which("sleep")),
         }
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
@@ -244,14 +252,24 @@ class ScriptRun:
             text=True,
         )
 
-    def stop(self, record: str) -> tuple[int, str]:
-        """Run the script, and send SIGTERM in the first step; return its code and its calls."""
+    def stop(self, record: str, cancelled: str = "") -> tuple[int, str]:
+        """Run the script, and send SIGTERM in the first step; return its code and its calls.
+
+        With `cancelled`, the step saves until a second signal, for which Slurm has that record.
+        """
         (self.folder / "slow").touch()
         process = self.start()
         assert wait_for(self.read_pid, 20, poll_seconds=0.02)
         (self.folder / "record").write_text(record)
+        if cancelled:
+            (self.folder / "saving").touch()
         process.terminate()
-        if record != RUNNING:  # Slurm also signals the step
+        if cancelled:
+            assert wait_for(lambda: not (self.folder / "saving").exists(), 20, poll_seconds=0.02)
+            record = cancelled
+            (self.folder / "record").write_text(record)
+            process.terminate()
+        if "EndTime=17" in record:  # Slurm ended the job, and also signals the step
             os.kill(int(self.read_pid()), signal.SIGTERM)
         self.output, _ = process.communicate(timeout=30)
         return process.returncode, self.calls
@@ -264,6 +282,10 @@ class ScriptRun:
     @property
     def calls(self) -> str:
         path = self.folder / "calls"
+        return path.read_text() if path.exists() else ""
+
+    def read_log(self, suffix: str) -> str:
+        path = self.folder / "logs" / f"7.{suffix}"
         return path.read_text() if path.exists() else ""
 
 
@@ -321,10 +343,26 @@ def test_a_percent_sign_in_a_folder_is_no_pattern(
     assert (run.folder / logs / "7.attempts").exists()
 
 
-def test_a_log_folder_with_a_backslash_is_refused() -> None:
+def test_a_log_folder_with_a_backslash_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm would not replace `%j`: all jobs would write to one file."""
     with pytest.raises(SettingsError, match="backslash"):
         render(build_spec(), logs="a\\b")
+    (tmp_path / "a\\b").mkdir()
+    monkeypatch.chdir(tmp_path / "a\\b")
+    with pytest.raises(SettingsError, match="backslash"):
+        render(build_spec())
+    assert render(build_spec(), logs="/logs")
+
+
+def test_a_working_folder_with_a_percent_sign_is_no_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm expands it in front of a relative path; then no log can be written (code 181)."""
+    (tmp_path / "50%j").mkdir()
+    monkeypatch.chdir(tmp_path / "50%j")
+    assert f"#SBATCH --output={tmp_path}/50%%j/out/ranker.slurm/%j.log\n" in render(build_spec())
 
 
 def test_a_job_that_must_not_requeue_has_one_attempt(run_script: Callable[..., ScriptRun]) -> None:
@@ -343,49 +381,76 @@ def test_a_requeued_script_counts_the_attempts_before(run_script: Callable[..., 
     assert (process.returncode, run.calls) == (75, "")
     assert "all attempts are used: 3" in output
     assert not (run.folder / "count").exists()
+    (run.folder / "logs" / "7.interruptions").write_text("1 limit\n2 preemption\n")
+    process = run.start(SLURM_RESTART_COUNT="3")
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "attempt 4 on n[1-2] (failures: 1 of 3)" in output
 
 
 @pytest.mark.parametrize(
-    ("record", "submissions"),
+    ("record", "requeues", "interruptions"),
     [
-        (COMPLETING.replace("PreemptTime=None", "PreemptTime=2026-11-26T15:00:09"), 1),
-        (COMPLETING.replace("PreemptTime=None", "PreemptTime=2026-11-26T14:00:09"), 0),
-        (COMPLETING.replace("Restarts=0", "Restarts=1"), 0),
-        (COMPLETING, 0),
+        (PREEMPTED, 1, "1 preemption\n"),
+        (PREEMPTED.replace("PreemptTime=17", "PreemptTime=16"), 0, ""),
+        (ENDED.replace("Restarts=0", "Restarts=1"), 0, "1 requeue\n"),
+        (ENDED, 0, ""),
     ],
     ids=["preempted", "preempted before this attempt", "requeued", "cancelled"],
 )
-def test_only_a_preemption_without_requeue_submits_a_successor(
-    run_script: Callable[..., ScriptRun], record: str, submissions: int
+@pytest.mark.parametrize("stage", ["", "train"])
+def test_a_preempted_job_requeues_itself_and_a_cancelled_one_ends(
+    run_script: Callable[..., ScriptRun], record: str, requeues: int, interruptions: str, stage: str
 ) -> None:
+    run = run_script("0", build_spec(stage=stage))
+    code, calls = run.stop(record)
+    assert code == 143, run.output
+    assert calls.count("scontrol requeue 7") == requeues
+    assert run.read_log("interruptions") == interruptions
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "STOPPED", "SUSPENDED", "STAGE_OUT"])
+@pytest.mark.parametrize("end", ["Unknown", str(LATER)])
+def test_a_job_with_time_left_saves_and_is_requeued_in_every_state(
+    run_script: Callable[..., ScriptRun], state: str, end: str
+) -> None:
+    record = RUNNING.replace("RUNNING", state).replace("EndTime=Unknown", f"EndTime={end}")
     run = run_script("0")
     code, calls = run.stop(record)
     assert code == 143, run.output
-    assert calls.count("sbatch") == submissions
-    if submissions:
-        assert "--dependency=afterany:7" in calls
-        assert "&first=7 job.sh 7" in calls
-    assert "requeue" not in calls
-
-
-def test_a_preempted_stage_of_a_pipeline_submits_no_successor(
-    run_script: Callable[..., ScriptRun],
-) -> None:
-    run = run_script("0", build_spec(stage="train"))
-    code, calls = run.stop(
-        COMPLETING.replace("PreemptTime=None", "PreemptTime=2026-11-26T15:00:09")
-    )
-    assert code == 143, run.output
-    assert "sbatch" not in calls
-
-
-def test_the_signal_before_the_time_limit_asks_for_a_requeue(
-    run_script: Callable[..., ScriptRun],
-) -> None:
-    code, calls = run_script("0").stop(RUNNING)
-    assert code == 143
     assert "scancel --signal=TERM 7" in calls
-    assert "scontrol requeue 7" in calls
+    assert calls.count("scontrol requeue 7") == 1
+    assert run.read_log("interruptions") == "1 limit\n"
+
+
+def test_a_job_without_an_answer_of_the_controller_saves_and_is_requeued(
+    run_script: Callable[..., ScriptRun],
+) -> None:
+    code, calls = run_script("0").stop("")
+    assert code == 143
+    assert calls.index("scancel --signal=TERM 7") < calls.index("scontrol requeue 7")
+
+
+def test_a_preemption_in_its_grace_period_is_one_attempt(
+    run_script: Callable[..., ScriptRun],
+) -> None:
+    """Slurm signals the steps only, and the job runs until the end of the grace period."""
+    run = run_script("143 0")
+    record = PREEMPTED.replace("COMPLETING", "RUNNING")
+    (run.folder / "record").write_text(re.sub(r"EndTime=\d+", f"EndTime={LATER}", record))
+    process = run.start()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert (run.folder / "count").read_text() == "1\n"
+    assert run.calls.count("scontrol requeue 7") == 1
+    assert run.read_log("interruptions") == "1 preemption\n"
+
+
+def test_a_job_that_is_cancelled_while_it_saves_ends(run_script: Callable[..., ScriptRun]) -> None:
+    run = run_script("0")
+    _, calls = run.stop(RUNNING.replace("Unknown", str(LATER)), cancelled=ENDED)
+    assert "scancel --signal=TERM 7" in calls
+    assert "requeue" not in calls
 
 
 def test_a_secret_that_cannot_be_read_ends_the_job(run_script: Callable[..., ScriptRun]) -> None:
@@ -463,14 +528,6 @@ def test_a_requeued_job_is_restarting() -> None:
     assert read(text)["state"] == "restarting"
 
 
-def test_a_successor_takes_the_place_of_a_preempted_job() -> None:
-    first = PENDING.replace("PENDING", "PREEMPTED")
-    second = PENDING.replace("JobId=7", "JobId=9").replace("logs=", "first=7&logs=")
-    assert read(f"{first}\n{second}")["state"] == "preempted"
-    status = read(f"{first}\n{second.replace('PENDING', 'RUNNING')}")
-    assert (status["state"], status["attempt"]) == ("running", 2)
-
-
 def test_the_jobs_of_an_array_have_their_states() -> None:
     texts = [
         PENDING.replace("JobId=7", f"JobId={8 + index} ArrayJobId=7 ArrayTaskId={index}").replace(
@@ -542,13 +599,29 @@ def test_the_log_names_the_node_that_failed(tmp_path: Path) -> None:
     assert status["failure"]["node"] == 1
     assert status["failure"]["message"] == "no data; set it"
     assert [node["exit_code"] for node in status["nodes"]] == [None, 64]
-    assert logs.find_log(1, None) == tmp_path / "7-1-1.log"
+    assert logs.find_log(1, 0, 2, is_last=True) == tmp_path / "7-1-1.log"
     assert {path.name for path in logs.list_files()} == {
         "7.attempts",
         "7.log",
         "7-1-0.log",
         "7-1-1.log",
     }
+
+
+def test_the_log_of_a_rank_is_that_of_its_node_in_the_last_rendezvous(tmp_path: Path) -> None:
+    """Before the nodes have met, no log is taken for the one of rank 0."""
+    logs = LogFolder(tmp_path, "7")
+    (tmp_path / "7-1-0.log").write_text("a warning\n" * 9)
+    assert logs.find_log(1, 0, 1, is_last=False) == tmp_path / "7-1-0.log"
+    assert logs.find_log(1, 0, 2, is_last=False) is None
+    line = "attempt 1 on 2 nodes: n2 (4), n1 (2); this is node"
+    (tmp_path / "7-1-0.log").write_text(f"{line} 1\n" + "a warning\n" * 9)
+    (tmp_path / "7-1-1.log").write_text(f"{line} 0\n")
+    paths = [logs.find_log(1, rank, 2, is_last=False) for rank in range(7)]
+    assert paths == [tmp_path / "7-1-1.log"] * 4 + [tmp_path / "7-1-0.log"] * 2 + [None]
+    with (tmp_path / "7-1-0.log").open("a") as file:
+        file.write("attempt 2 on 1 nodes: n1 (2); this is node 0\n")
+    assert logs.find_log(1, 0, 2, is_last=False) == tmp_path / "7-1-0.log"
 
 
 def lint(job: JobSpec, **settings: Any) -> set[str]:
@@ -584,16 +657,6 @@ def test_without_slurm_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         PreflightError, match="'sbatch' is not installed here; install slurm-client"
     ):
         Slurm().submit(Slurm().plan(build_spec()))
-
-
-def test_successors_are_found_by_the_job_that_was_submitted_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = "12|regauge:first=7_2\n9|regauge:first=7_1\n8|regauge:first=70\n7|\n10|a person's\n"
-    monkeypatch.setattr(_slurm_client, "run_program", lambda *_, **__: rows)
-    monkeypatch.setattr(_slurm_client, "read_records", lambda job_id: [job_id])
-    assert _slurm_client.find_successors("7") == ["9", "12"]
-    assert _slurm_client.find_successors("7_2") == ["12"]
 
 
 @pytest.mark.parametrize(("has_run", "state"), [(True, "succeeded"), (False, "unknown")])

@@ -68,7 +68,8 @@ class Launch(NodeSettings):
     jobs: int = Field(default=1, ge=1)
     """Number of array jobs that share the `predict` work."""
     max_attempts: int = Field(default=3, ge=1)
-    """Maximum number of attempts; the exit code decides whether another one begins."""
+    """Maximum number of attempts; the exit code decides whether another one begins. On Slurm, a
+    preemption or time limit does not count."""
     hours: float | None = Field(default=None, gt=0)
     """Job time limit in hours."""
     labels: Mapping[str, str] = Field(default_factory=dict)

@@ -15,14 +15,12 @@
 set -eo pipefail
 export SLURM_EXPORT_ENV=ALL
 logs=embed.slurm
-comment='regauge:processes=1&attempts=3&logs=embed.slurm'
 max_attempts=1
+can_requeue=0
 restart_codes='75 76 143'
 is_elastic=0
-is_stage=0
-slurm_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-job=${1:-$slurm_id}
-num_signals=0 end='' successor=''
+job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+num_signals=0 end='' is_running=1 planned_end=0
 node_command=(
   /opt/venv/bin/python
   -m

@@ -16,14 +16,12 @@
 set -eo pipefail
 export SLURM_EXPORT_ENV=ALL
 logs=out/ranker.slurm
-comment='regauge:processes=8&attempts=5&output=out/ranker&logs=out/ranker.slurm'
 max_attempts=5
+can_requeue=1
 restart_codes='75 76 143'
 is_elastic=1
-is_stage=0
-slurm_id=$SLURM_JOB_ID
-job=${1:-$slurm_id}
-num_signals=0 end='' successor=''
+job=$SLURM_JOB_ID
+num_signals=0 end='' is_running=1 planned_end=0
 node_command=(
   /opt/venv/bin/python
   -m

@@ -25,14 +25,12 @@
 set -eo pipefail
 export SLURM_EXPORT_ENV=ALL
 logs='/shared/my logs'
-comment='regauge:usd_per_hour=43.92&price_date=2026-07-20&processes=8&attempts=3&output=out/ranker&logs=/shared/my%20logs&label.team=search%20%26%20ranking'
 max_attempts=3
+can_requeue=1
 restart_codes='75 76 143'
 is_elastic=0
-is_stage=0
-slurm_id=$SLURM_JOB_ID
-job=${1:-$slurm_id}
-num_signals=0 end='' successor=''
+job=$SLURM_JOB_ID
+num_signals=0 end='' is_running=1 planned_end=0
 node_command=(
   /opt/venv/bin/python
   -m

@@ -1,4 +1,4 @@
-"""Runs Slurm's commands: cluster configuration, jobs, and their successors."""
+"""Runs Slurm's commands: cluster configuration, jobs and hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regauge.jobs.targets._slurm_jobs import (
     SACCT_FIELDS,
     SlurmRecord,
     parse_assignments,
-    parse_comment,
+    parse_duration,
     parse_fields,
     parse_records,
     parse_table,
@@ -34,6 +34,8 @@ class SlurmPartition(NamedTuple):
     preempt_type: str
     preempt_mode: str
     """Partition preemption mode: `OFF`, `CANCEL`, `REQUEUE` or `SUSPEND`."""
+    max_seconds: float
+    """Longest time limit in any of the partitions; infinite without one."""
 
 
 def find_program(program: str) -> str:
@@ -68,11 +70,13 @@ def find_partition(names: str | None) -> SlurmPartition:
         if name not in partitions:
             raise SettingsError(f"the cluster has no partition '{name}'", remedy)
     entry = partitions[names.partition(",")[0]]
+    limits = (partitions[name].get("MaxTime", "") for name in names.split(","))
     return SlurmPartition(
         name=names,
         cluster=config.get("ClusterName", ""),
         preempt_type=config.get("PreemptType", "preempt/none"),
         preempt_mode=entry.get("PreemptMode") or config.get("PreemptMode", "OFF"),
+        max_seconds=max(map(parse_duration, limits)),
     )
 
 
@@ -98,22 +102,6 @@ def _read_accounting(job_id: str) -> list[SlurmRecord]:
     except SettingsError as error:
         logger.debug("%s", error)  # accounting is disabled
         return []
-
-
-def find_successors(first_job: str) -> list[SlurmRecord]:
-    """Return the jobs that continue a job after preemptions, oldest first.
-
-    `first_job` is the id submitted by `launch`. Array jobs are included.
-    """
-    options = ("--noheader", "--states=all", "--format=%A|%k")
-    text = run_program("squeue", *options, remedy=CONFIG_REMEDY)
-    rows = [line.partition("|") for line in text.splitlines()]
-    successors = [
-        int(job_id)
-        for job_id, _, comment in rows
-        if first_job in ((job := parse_comment(comment).get("first", "")), job.partition("_")[0])
-    ]
-    return [record for number in sorted(successors) for record in read_records(str(number))]
 
 
 def list_hosts(node_lists: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from regauge.jobs.targets._times import format_time
 from regauge.system.errors import FIRST_SIGNAL_CODE
+from regauge.system.units import SECONDS_PER_MINUTE
 
 COMMENT_PREFIX = "regauge:"
 """Prefix for job comments written by Regauge."""
@@ -68,6 +70,12 @@ class SlurmRecord:
         if not code.isdigit() or not number.isdigit():
             return None
         return FIRST_SIGNAL_CODE + int(number) if int(number) else int(code)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes; the smallest one of a pending elastic job."""
+        count = re.match(r"\d+", self.fields.get("NumNodes", ""))
+        return int(count[0]) if count else 1
 
     @property
     def node_list(self) -> str:
@@ -154,6 +162,19 @@ def parse_table(text: str) -> list[SlurmRecord]:
                 fields |= {"ArrayJobId": array, "ArrayTaskId": index}
             records.append(SlurmRecord(fields))
     return sorted(records, key=lambda record: record.index)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a time limit; infinite for `UNLIMITED`.
+
+    >>> parse_duration("1-00:30:00")
+    88200.0
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if match is None:
+        return math.inf
+    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * SECONDS_PER_MINUTE + seconds
 
 
 def parse_assignments(text: str) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
     <job>.log                     job script output
     <job>.attempts                one line per attempt
+    <job>.interruptions           one line per attempt that Slurm interrupted
     <job>-<attempt>-<node>.log    a node's command output
 
-An array job is `<array>_<index>`. Successors to a preempted job write to the same files.
+An array job is `<array>_<index>`. A requeued job writes to the same files.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import re
 import signal
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from regauge.jobs.targets import JobEvent, LogRequest
@@ -26,14 +29,17 @@ from regauge.system.timing import REMOTE_POLL_SECONDS
 KILLED = FIRST_SIGNAL_CODE + signal.SIGKILL
 _EVENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) (.+)")
 _TASK_END = re.compile(r"srun: error: (\S+): tasks? \d+\S*: (?:Exited with exit code (\d+)|Killed)")
-_CANCELLATION = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*")
+_NODE_LINE = re.compile(r"attempt (\d+) on \d+ nodes: (.+); this is node (\d+)")
+"""What a node logs when the nodes have met: hosts with their numbers of processes, by rank."""
+_SIZE = re.compile(r"\((\d+)\)(?:, |$)")
+_REASON = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*|stopped by Slurm: (?!requeue)(.+)")
 
 
 @dataclass(frozen=True)
 class LogFolder:
     folder: Path
     job: str
-    """First submitted job number; `array_index` for an array job."""
+    """Job number; `array_index` for an array job."""
 
     @classmethod
     def find(cls, record: SlurmRecord) -> LogFolder:
@@ -41,8 +47,7 @@ class LogFolder:
         if "logs" not in record.facts:
             problem = f"the comment of job {record.job_id} does not name a log folder"
             raise SettingsError(problem, "use the handle of a job that `launch` submitted")
-        job = record.facts.get("first", record.job_id)
-        return cls(Path(record.work_folder, record.facts["logs"]), job)
+        return cls(Path(record.work_folder, record.facts["logs"]), record.job_id)
 
     @property
     def script_log(self) -> Path:
@@ -62,18 +67,31 @@ class LogFolder:
         return {int(node): nodes[node] for node in sorted(nodes, key=int)}
 
     def list_files(self) -> list[Path]:
-        pattern = re.compile(rf"{re.escape(self.job)}(_\d+)?(-\d+-\d+)?\.(log|attempts)")
+        name = rf"{re.escape(self.job)}(_\d+)?(-\d+-\d+)?"
+        pattern = re.compile(rf"{name}\.(log|attempts|interruptions)")
         return sorted(path for path in self.folder.glob("*") if pattern.fullmatch(path.name))
 
-    def find_log(self, attempt: int, node: int | None) -> Path | None:
-        """Return a node's log, by default the leader's; None if it does not exist yet.
+    def find_log(self, attempt: int, rank: int, num_nodes: int, *, is_last: bool) -> Path | None:
+        """Return the log of a rank's node; None if it is not known yet.
 
-        The rendezvous chooses the leader. Its log is the largest, because only it logs progress.
+        The rendezvous numbers the nodes, which meet again when one of them is lost. If they never
+        met in an attempt that is over (`is_last`), the largest log has the reason.
         """
-        nodes = self.list_nodes(attempt)
-        if node is not None:
-            return nodes.get(node)
-        return max(nodes.values(), key=lambda path: path.stat().st_size, default=None)
+        logs = {}
+        paths = self.list_nodes(attempt).values()
+        for path in paths:
+            lines = _NODE_LINE.findall(path.read_text(encoding="utf-8", errors="replace"))
+            if lines:
+                number, hosts, node = lines[-1]
+                logs[int(number), int(node)] = (hosts, path)
+            elif num_nodes == 1:
+                return path
+        if not logs:
+            has_log = is_last and not rank
+            return max(paths, key=lambda path: path.stat().st_size) if has_log and paths else None
+        last = max(logs)[0]
+        sizes = map(int, _SIZE.findall(next(logs[key][0] for key in logs if key[0] == last)))
+        return logs.get((last, bisect_right([*accumulate(sizes)], rank)), (None, None))[1]
 
     def read_events(self) -> Iterator[JobEvent]:
         for line in read_end(self.script_log).splitlines():
@@ -87,7 +105,8 @@ class LogFolder:
 
     def is_preempted(self) -> bool:
         """Return whether Slurm's last reason for ending an attempt is a preemption."""
-        return _CANCELLATION.findall(read_end(self.script_log))[-1:] == ["PREEMPTION"]
+        reasons = _REASON.findall(read_end(self.script_log))
+        return reasons[-1:] in ([("PREEMPTION", "")], [("", "preemption")])
 
     def find_error(self) -> str:
         """Return the last attempt's last error line; empty without one."""
@@ -99,30 +118,33 @@ class LogFolder:
 
 
 def read_lines(
-    logs: LogFolder, request: LogRequest, node: int | None, is_final: Callable[[], bool]
+    logs: LogFolder, request: LogRequest, is_final: Callable[[], bool], *, num_nodes: int
 ) -> Iterator[str]:
     """Yield the lines of a log; with `follow`, wait for new lines and later attempts.
 
-    Without a node it is the leader's log, or the job script's before the nodes have started.
-    Raises SettingsError for a missing log.
+    Without a rank it is the leader's log, or the job script's before the nodes have met. Raises
+    SettingsError for a missing log.
     """
-    attempt = request.attempt or max(1, logs.count_attempts())
-    path = logs.find_log(attempt, node)
+    attempt, rank = request.attempt or max(1, logs.count_attempts()), request.rank or 0
+    path = logs.find_log(attempt, rank, num_nodes, is_last=not request.follow)
     if path is None and not request.follow:
         path = logs.script_log
-        if node is not None or request.attempt is not None or not path.exists():
+        if request.rank is not None or request.attempt is not None or not path.exists():
             problem = f"{logs.folder} does not contain this log of attempt {attempt}"
             raise SettingsError(problem, "correct --rank and --attempt, or wait for the start")
     reader = LineTail(path) if path else None
     while True:
         has_next = request.attempt is None and logs.count_attempts() > attempt
         is_last = not request.follow or has_next or is_final()
-        if reader is None and (path := logs.find_log(attempt, node)):
-            reader = LineTail(path)
-        if reader is not None:
-            yield from reader.read(is_last=is_last)
+        lines = reader.read(is_last=is_last) if reader else []
+        yield from lines
+        if request.follow and not lines:  # the log is not known yet, or its node was lost
+            latest = logs.find_log(attempt, rank, num_nodes, is_last=is_last)
+            if latest is not None and latest != path:
+                path, reader = latest, LineTail(latest)
+                yield from reader.read(is_last=is_last)
         if has_next and request.follow:
-            attempt, reader = attempt + 1, None
+            attempt, path, reader = attempt + 1, None, None
         elif is_last:
             return
         else:

@@ -36,19 +36,20 @@ def render_script(job: JobSpec, target: SlurmTarget) -> str:
 
 
 def find_log_folder(job: JobSpec, target: SlurmTarget) -> str:
-    """Return the log folder: next to the output folder, or named like the job."""
-    if target.logs is not None:
-        return target.logs
+    """Return the log folder: next to the output folder, or named like the job.
+
+    Slurm puts the working folder before a relative path, and also expands patterns in it.
+    """
     stem = job.output.rstrip("/") if is_local_folder(job.output) else job.name
-    return f"{stem}.slurm"
+    folder = target.logs or f"{stem}.slurm"
+    return str(Path.cwd() / folder) if "%" in str(Path.cwd()) else folder
 
 
 def render_comment(job: JobSpec, target: SlurmTarget) -> str:
     """Return a job's comment, from which `status` reads price, folders and processes."""
-    machine = job.machine
     facts = {
         "usd_per_hour": "" if job.usd_per_hour is None else f"{job.usd_per_hour:.6g}",
-        "price_date": (machine.price_date if machine else None) or "",
+        "price_date": job.price_date or "",
         "processes": str(job.processes),
         "attempts": str(job.max_attempts),
         "output": job.output,
@@ -99,8 +100,8 @@ def list_options(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str |
     yield "export", "NONE"
     yield "open-mode", "append"
     folder = find_log_folder(job, target)
-    if "\\" in folder:  # it turns off the pattern, and with it the job number
-        problem = f"Slurm cannot write logs to '{folder}', which contains a backslash"
+    if "\\" in str(Path.cwd() / folder):  # it turns off the pattern, and with it the job number
+        problem = f"Slurm cannot write logs to '{Path.cwd() / folder}', which contains a backslash"
         raise SettingsError(problem, "set launch.target.logs, or another output.folder")
     yield "output", f"{escape_pattern(folder)}/{name}.log"
 

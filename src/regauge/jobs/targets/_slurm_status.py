@@ -62,20 +62,10 @@ def _find_failure_kind(record: SlurmRecord) -> str:
     return _load_table("states").get(record.state, {}).get("failure", "")
 
 
-def select_latest(records: Sequence[SlurmRecord]) -> list[SlurmRecord]:
-    """Return the last record per array index; successors follow the jobs they replace."""
-    latest = {record.index: record for record in records}
-    return [latest[index] for index in sorted(latest)]
-
-
 def find_state(record: SlurmRecord) -> JobState:
-    """Return the state of a job without a successor."""
+    """Return the state of a job."""
     row = _load_table("states").get(record.state, {})
     state = cast("JobState", row.get("job_state", "unknown"))
-    if state == "preempted" and record.state == "PREEMPTED":
-        return "failed"
-    if state == "pending" and "first" in record.facts:
-        return "preempted"
     if state == "pending" and record.restarts:
         logs = find_logs(record)
         return "preempted" if logs and logs.is_preempted() else "restarting"
@@ -97,25 +87,24 @@ def describe_record(record: SlurmRecord) -> str:
 
 
 def build_status(handle: Handle, records: Sequence[SlurmRecord], hosts: Sequence[str]) -> JobStatus:
-    """Return a job's status from its records, oldest first, and present hosts."""
-    latest = select_latest(records)
-    states = [find_state(record) for record in latest]
+    """Return a job's status from its records, one per array job, and present hosts."""
+    states = [find_state(record) for record in records]
     state = min(states, key=STATE_ORDER.index)
-    record = latest[states.index(state)]
-    facts = latest[0].facts
+    record = records[states.index(state)]
+    facts = record.facts
     logs = find_logs(record)
     is_final = state in FINAL_STATES
-    ends = [end for entry in latest if (end := entry.read_time("EndTime"))]
+    ends = [end for entry in records if (end := entry.read_time("EndTime"))]
     starts = [start for entry in records if (start := entry.read_time("StartTime"))]
-    has_started = state not in ("pending", "preempted") or len(records) > len(latest)
+    has_started = state not in ("pending", "preempted")
     price = facts.get("usd_per_hour")
     output = facts.get("output", "")
     return JobStatus(
         handle,
         state,
         describe_record(record),
-        attempt=_count_attempts(records, record, logs),
-        nodes=_list_nodes(latest, states, hosts, logs),
+        attempt=(logs and logs.count_attempts()) or 1 + record.restarts,
+        nodes=_list_nodes(records, states, hosts, logs),
         exit_code=_find_exit_code(record, state),
         failure=_describe_failure(record, logs, hosts) if state == "failed" else None,
         usd_per_hour=float(price) if price else None,
@@ -134,16 +123,6 @@ def _resolve_folder(record: SlurmRecord, folder: str) -> str:
     return f"{record.work_folder}/{folder}"
 
 
-def _count_attempts(
-    records: Sequence[SlurmRecord], record: SlurmRecord, logs: LogFolder | None
-) -> int:
-    """Return how many attempts have begun, or else how many Slurm knows."""
-    if logs and (count := logs.count_attempts()):
-        return count
-    same_index = [entry for entry in records if entry.index == record.index]
-    return len(same_index) + sum(entry.restarts for entry in same_index)
-
-
 def _find_exit_code(record: SlurmRecord, state: JobState) -> int | None:
     """Return the exit code if the job succeeded or failed."""
     if state not in ("succeeded", "failed"):
@@ -155,12 +134,12 @@ def _find_exit_code(record: SlurmRecord, state: JobState) -> int | None:
 
 
 def _list_nodes(
-    latest: Sequence[SlurmRecord],
+    records: Sequence[SlurmRecord],
     states: Sequence[JobState],
     hosts: Sequence[str],
     logs: LogFolder | None,
 ) -> tuple[NodeStatus, ...]:
-    if len(latest) > 1 or "ArrayTaskId" in latest[0].fields:
+    if len(records) > 1 or "ArrayTaskId" in records[0].fields:
         return tuple(
             NodeStatus(
                 record.index,
@@ -169,7 +148,7 @@ def _list_nodes(
                 _find_exit_code(record, state),
                 describe_record(record),
             )
-            for record, state in zip(latest, states, strict=True)
+            for record, state in zip(records, states, strict=True)
         )
     if states[0] in ("pending", "preempted"):
         return ()

@@ -43,12 +43,13 @@ from regauge.jobs.targets._slurm_script import (
     render_comment,
     render_script,
 )
-from regauge.jobs.targets._slurm_status import build_status, select_latest
+from regauge.jobs.targets._slurm_status import build_status
 from regauge.jobs.targets._slurm_target import SlurmTarget
 from regauge.jobs.targets._stage_jobs import join_plans, join_statuses, submit_stages
 from regauge.jobs.targets._times import format_time
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
+from regauge.system.units import SECONDS_PER_HOUR
 
 USED = COMMON_FIELDS | {"jobs"}
 SUBMIT = ("sbatch", "--parsable")
@@ -116,21 +117,16 @@ class Slurm(SlurmTarget):
             yield "the job has whole nodes, because no number of cores is set (cpus)"
         if job.after:
             yield "Slurm cancels a stage if the one before it fails (--kill-on-invalid-dep)"
-        if self.requeue == "auto" and job.stage:
+        if self.requeue == "auto":
             yield (
-                "if PreemptMode is REQUEUE, Slurm requeues a preempted stage; if it is CANCEL, a "
-                "preempted stage ends the pipeline"
-            )
-        elif self.requeue == "auto":
-            yield (
-                "if PreemptMode is REQUEUE, Slurm requeues a preempted job; if it is CANCEL, "
-                "--requeue has no effect, and the job submits its successor with --dependency"
+                "a preempted job, or one at its time limit, saves and is requeued; this does not "
+                "count as one of launch.max_attempts"
             )
 
     def _describe_restarts(self, job: JobSpec) -> str:
-        if self.requeue == "never" or job.max_attempts == 1:
+        if self.requeue == "never":
             return "the job ends after the loss of a node; submit it again to resume"
-        restart = f"a new attempt resumes from the last checkpoint, {job.max_attempts} at most"
+        restart = f"a new attempt resumes from the last checkpoint, until {job.max_attempts} failed"
         if job.is_elastic:
             return (
                 f"the other nodes continue without a lost one, {job.min_nodes} at least; "
@@ -148,7 +144,13 @@ class Slurm(SlurmTarget):
     def submit(self, plan: LaunchPlan) -> Handle:
         _slurm_client.find_program("sbatch")
         partition = _slurm_client.find_partition(self.partition)
-        logger.info("%s", self._describe_preemption(partition, plan))
+        limit_seconds = plan.job.limit_seconds
+        if self.qos is None and limit_seconds and limit_seconds > partition.max_seconds:
+            hours = partition.max_seconds / SECONDS_PER_HOUR
+            problem = f"launch.hours is above the limit of partition {partition.name}"
+            remedy = f"set it to at most {hours:g}: at the limit, the job saves and is requeued"
+            raise SettingsError(problem, remedy)
+        logger.info("%s", self._describe_preemption(partition))
         stages = [item.job.stage for item in plan.stages]
 
         def submit_script(item: LaunchPlan, earlier: list[Handle]) -> Handle:
@@ -170,9 +172,7 @@ class Slurm(SlurmTarget):
                     folder.rmdir()
             raise
 
-    def _describe_preemption(
-        self, partition: _slurm_client.SlurmPartition, plan: LaunchPlan
-    ) -> str:
+    def _describe_preemption(self, partition: _slurm_client.SlurmPartition) -> str:
         preempt_mode = partition.preempt_mode
         mode = f"PreemptMode of partition {partition.name} is {preempt_mode}"
         if partition.preempt_type == "preempt/none" or "OFF" in preempt_mode:
@@ -181,17 +181,12 @@ class Slurm(SlurmTarget):
             return f"{mode}: a preempted job ends, because requeue is 'never'"
         if "REQUEUE" in preempt_mode:
             return f"{mode}: Slurm requeues a preempted job"
-        if "CANCEL" in preempt_mode and plan.stages:
-            return f"{mode}: a preempted stage ends the pipeline; launch it again to resume"
         if "CANCEL" in preempt_mode:
-            return f"{mode}: a preempted job submits its successor with a dependency"
+            return f"{mode}: a preempted job requeues itself"
         return f"{mode}: a preempted job is suspended, and continues later"
 
     def find_status(self, handle: Handle) -> JobStatus:
-        """Return the state of a job, or of the last job that continues it.
-
-        A pipeline stage includes the earlier stages' states, too.
-        """
+        """Return a job's state; a pipeline stage includes the earlier stages' states, too."""
         records = self._find_records(handle)
         record = records[0]
         if not record.earlier_stages:
@@ -217,11 +212,9 @@ class Slurm(SlurmTarget):
         return JobStatus(handle, "succeeded" if has_run else "unknown", reason)
 
     def _find_records(self, handle: Handle) -> list[SlurmRecord]:
-        """Return records for a job and its successors, oldest first."""
+        """Return a job's records, one per array job."""
         self._check_handle(handle)
         records = _slurm_client.read_records(handle.job_id)
-        if not records or any(record.state == "PREEMPTED" for record in records):
-            records += _slurm_client.find_successors(handle.job_id)
         if not records:
             problem = f"Slurm does not know job {handle.job_id}: it forgets old jobs (MinJobAge)"
             raise SettingsError(problem, "correct the handle, or enable accounting")
@@ -247,12 +240,12 @@ class Slurm(SlurmTarget):
             if (moment := record.read_time(name)) and moment <= now
         ]
         for record in records:
-            if "logs" in record.facts and "first" not in record.facts:
+            if "logs" in record.facts:
                 events += LogFolder.find(record).read_events()
         return sorted(events)
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        """Yield a node's log; in an array, the rank is a job index.
+        """Yield the log of a rank's node; in an array, the rank is a job index.
 
         For a pipeline, this is the log from the last stage that has started.
         """
@@ -261,20 +254,19 @@ class Slurm(SlurmTarget):
             chain = self._list_chain_records(handle)
             started = [item for item in chain if LogFolder.find(item).count_attempts()]
             records = started[-1:] or chain[:1]
-        record, node = records[0], None
+        record = records[0]
         if "ArrayTaskId" in record.fields:
             indices = {record.index: record for record in records}
             if (request.rank or 0) not in indices:
                 problem = f"{handle} has no job {request.rank}"
                 raise SettingsError(problem, f"set --rank to at most {max(indices)}")
-            record = indices[request.rank or 0]
-        elif request.rank is not None:
-            node = _find_node(record, request.rank)
+            record, request = indices[request.rank or 0], request._replace(rank=None)
 
         def is_final() -> bool:
             return self.find_status(handle).is_final
 
-        yield from read_lines(LogFolder.find(record), request, node, is_final)
+        logs, num_nodes = LogFolder.find(record), record.num_nodes
+        yield from read_lines(logs, request, is_final, num_nodes=num_nodes)
 
     def _list_chain_records(self, handle: Handle) -> list[SlurmRecord]:
         """Return records for a job and the earlier pipeline stages, oldest first."""
@@ -283,14 +275,12 @@ class Slurm(SlurmTarget):
         return [*(item for job in jobs for item in _slurm_client.read_records(job)), *records]
 
     def cancel(self, handle: Handle) -> None:
-        """Stop a job, its successors and earlier stages; wait until their processes have ended."""
+        """Stop a job and earlier stages; wait until their processes have ended."""
 
         def stop(status: JobStatus) -> None:
-            records = self._find_records(handle)
-            successors = {item.fields["JobId"] for item in records if "first" in item.facts}
             stages = (item for item in reversed(status.stages) if item.state not in FINAL_STATES)
             active = [Handle.parse(item.handle).job_id for item in stages]
-            for job_id in (*(active or [handle.job_id]), *sorted(successors)):
+            for job_id in active or [handle.job_id]:
                 _stop_job(job_id)
 
         cancel_job(handle, self.find_status, stop, CANCEL_SECONDS)
@@ -309,7 +299,7 @@ class Slurm(SlurmTarget):
 
 
 def _build_status(handle: Handle, records: list[SlurmRecord]) -> JobStatus:
-    hosts = _slurm_client.list_hosts([record.node_list for record in select_latest(records)])
+    hosts = _slurm_client.list_hosts([record.node_list for record in records])
     return build_status(handle, records, hosts)
 
 
@@ -322,12 +312,3 @@ def _create_folders(folder: Path) -> list[Path]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
-
-
-def _find_node(record: SlurmRecord, rank: int) -> int:
-    """Return a rank's node; raises SettingsError if the processes per node are unknown."""
-    processes = record.facts.get("processes", "")
-    if rank and not processes.isdigit():
-        problem = f"the node of rank {rank} is unknown, because execution.processes is 'auto'"
-        raise SettingsError(problem, "set execution.processes to a number before `launch`")
-    return rank // int(processes) if rank else 0

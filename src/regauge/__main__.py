@@ -30,9 +30,10 @@ def run_process() -> int:
         from regauge import cli
 
         try:
-            return cli.main()
+            code = cli.main()
         finally:
             gc.freeze()
+    return stop_signals.exit_command(code)
 
 
 def starts_run(arguments: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -271,6 +271,21 @@ FIRST_PORT, NUM_PORTS = 20000, 20000
 """Range of the rendezvous port, which is computed from the job and the step."""
 
 
+def _find_address(node: str) -> str:
+    """Return a Slurm node's name, or `NodeAddr` if the name does not resolve, as in clouds."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        import subprocess
+
+        command = ("scontrol", "--oneliner", "show", "node", node)
+        with suppress(OSError):
+            record = subprocess.run(command, capture_output=True, check=False).stdout
+            address = re.search(rb" NodeAddr=(\S+)", record)
+            return address[1].decode() if address else node
+    return node
+
+
 def build_torchrun_variables(slurm: Mapping[str, str]) -> dict[str, str]:
     """Return torchrun's variables for a Slurm task; the first node of the step is the master."""
     nodes = slurm["SLURM_STEP_NODELIST"]
@@ -282,6 +297,6 @@ def build_torchrun_variables(slurm: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": slurm["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": slurm["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": re.split(r"[(,]", slurm["SLURM_STEP_TASKS_PER_NODE"])[0],
-        "MASTER_ADDR": first_node,
+        "MASTER_ADDR": _find_address(first_node),
         "MASTER_PORT": str(FIRST_PORT + (job * 31 + step) % NUM_PORTS),
     }

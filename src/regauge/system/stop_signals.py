@@ -19,6 +19,7 @@ import math
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -40,6 +41,8 @@ EXIT_CODES = frozenset(StopSignalError(number).exit_code for number in STOP_SIGN
 LIMIT_SECONDS = 3.0
 """Time from a signal to the error in `check_stop`, and from there to the end of a command."""
 REPEAT_SECONDS = 2.0
+NATIVE_PREFIX = "native-"
+"""Prefix of the names of daemon threads that call native code, such as torch's stores."""
 IDLE_SECONDS = 1.0
 """Maximum wait for a signal before a command's thread checks the limit again."""
 
@@ -211,6 +214,18 @@ def block_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def exit_command(code: int) -> int:
+    """Return the exit code, or exit now while a daemon thread is in native code.
+
+    Python ends such a thread when it returns to Python, and C++ then aborts the process (code 134).
+    """
+    if any(thread.name.startswith(NATIVE_PREFIX) for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    return code
 
 
 def pass_to_parent() -> None:

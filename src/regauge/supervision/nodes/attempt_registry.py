@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.supervision.nodes.interface import read_last_attempt
 from regauge.system import timing
+from regauge.system.stop_signals import NATIVE_PREFIX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +95,7 @@ class RendezvousWatcher(threading.Thread):
     """Keeps an attempt's record fresh, and counts the nodes waiting to join."""
 
     def __init__(self, registry: AttemptRegistry, attempt: int) -> None:
-        super().__init__(name="rendezvous-watcher", daemon=True)
+        super().__init__(name=f"{NATIVE_PREFIX}rendezvous-watcher", daemon=True)
         self._registry, self._attempt = registry, attempt
         self._has_ended = threading.Event()
         self.handler: DynamicRendezvousHandler | None = None

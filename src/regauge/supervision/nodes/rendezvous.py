@@ -42,7 +42,7 @@ from regauge.supervision.nodes.attempt_registry import (
 from regauge.supervision.nodes.coordinator import Coordinator, Node
 from regauge.supervision.nodes.heartbeats import STORE_ERRORS, HeartbeatThread
 from regauge.supervision.signals import SupervisorSignals
-from regauge.system import timing
+from regauge.system import stop_signals, timing
 from regauge.system.errors import (
     FIRST_SIGNAL_CODE,
     ChildError,
@@ -176,7 +176,8 @@ class RendezvousLauncher:
             except BaseException as error:  # noqa: BLE001 - raised again in the main thread
                 future.set_exception(error)
 
-        threading.Thread(target=join, name="rendezvous", daemon=True).start()
+        name = f"{stop_signals.NATIVE_PREFIX}rendezvous"
+        threading.Thread(target=join, name=name, daemon=True).start()
         timing.wait_for(
             lambda: future.done() or signals.is_stop_requested,
             until + BEAT_SECONDS - time.monotonic(),
@@ -296,7 +297,8 @@ class RendezvousLauncher:
         plan = coordinator.read_plan(store, node, members)
         coordinator.check_all_ready(store, node, members, self._find_folder_problem(plan.token))
         hosts = ", ".join(f"{member.host} ({member.size})" for member in members)
-        logger.info("attempt %d on %d nodes: %s", membership.attempt, num_nodes, hosts)
+        text = "attempt %d on %d nodes: %s; this is node %d"
+        logger.info(text, membership.attempt, num_nodes, hosts, node)
         return Coordinator(
             store,
             node,

@@ -56,6 +56,16 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     return pair
 
 
+def test_silence_before_the_supervisor_continued_does_not_count(pair: Pair) -> None:
+    """As after `scontrol resume`: the processes were stopped, too."""
+    pair.clock.now += CEILING
+    resumed_at = pair.clock.now
+    pair.clock.now += FLOOR - 0.1
+    assert pair.watchdog.find_hang(resumed_at=resumed_at) is None
+    pair.clock.now += 0.2
+    assert pair.watchdog.find_hang(resumed_at=resumed_at) is not None
+
+
 def test_a_run_without_heartbeats_hangs(pair: Pair) -> None:
     assert pair.find_hang_after(FLOOR - 0.2) is None
     problem = pair.find_hang_after(0.2)

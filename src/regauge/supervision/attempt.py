@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
 import sys
 import time
@@ -122,6 +123,7 @@ class Attempt:
         self._stop_began_at: float | None = None
         """When the processes were asked to stop, on time.monotonic()."""
         self._last_seen_clock = meter.start_clock
+        self._resumed_at = -math.inf
         self._tail: LogTail | None = None
         """Logs rank 0's output if a Python program started the run."""
 
@@ -144,7 +146,7 @@ class Attempt:
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
             self._group.publish_beats(heartbeats.total_beats)
             local_failure = self._run_processes(heartbeats, metrics)
-            self._ended_at = read_time()
+            self._ended_at = self._find_end_time(heartbeats)
             self._events.observe(heartbeats, self._reports, is_end=True)
             with defer_stop(has_limit=False):  # other nodes may save
                 failure = self._group.agree_on_failure(
@@ -153,6 +155,15 @@ class Attempt:
             if failure is None or failure.step:
                 return failure
             return replace(failure, step=max(heartbeats.read(n).step for n in range(self._size)))
+
+    def _find_end_time(self, heartbeats: HeartbeatReader) -> float:
+        """Return when the processes ended, which may have been while this process was stopped.
+
+        In seconds since the epoch.
+        """
+        last_beat_at = max(heartbeats.read(number).at for number in range(self._size))
+        is_late = last_beat_at < self._resumed_at
+        return read_time() - (time.monotonic() - last_beat_at if is_late else 0.0)
 
     def _run_processes(
         self, heartbeats: HeartbeatTable, metrics: RunMetrics | None
@@ -240,7 +251,9 @@ class Attempt:
         After a stop signal all processes are stopped, because the signal may have reached only
         some. Returns None if another node ended the attempt and this node did not fail.
         """
+        pauses = timing.PauseDetector()
         while True:
+            self._resumed_at = pauses.poll()
             codes = [child.poll() for child in children]
             is_stopped = any(map(is_stop_exit, codes))
             failed = None if is_stopped else self._find_failed_process(codes)
@@ -256,7 +269,7 @@ class Attempt:
                 if self._is_stop_overdue(codes, watchdog.heartbeats):
                     return self._find_stop(codes)
             alarm = self._group.find_alarm()
-            problem = watchdog.find_hang(self._group.remote_silence())
+            problem = watchdog.find_hang(self._group.remote_silence(), self._resumed_at)
             if problem or alarm == "hang":
                 reason = problem or "no heartbeat on another node"
                 return self._describe_hang(children, watchdog, reason)

@@ -45,16 +45,19 @@ class Watchdog:
     ceiling_seconds: float
     """Limit for a phase not seen before: `execution.timeout_seconds`."""
 
-    def find_hang(self, remote_silence: float = math.inf) -> str | None:
+    def find_hang(
+        self, remote_silence: float = math.inf, resumed_at: float = -math.inf
+    ) -> str | None:
         """Return why the attempt hangs, or None.
 
         `remote_silence` is the time since the last beat from a process on another node, in seconds.
+        Silence before `resumed_at`, on time.monotonic(), does not count.
         """
         now = time.monotonic()
         min_silence, problems = remote_silence, []
         beats = [self.heartbeats.read(rank) for rank in range(self.heartbeats.size)]
         for beat in beats:
-            silence, limit = now - beat.at, self.silence_limit(beat, beats)
+            silence, limit = now - max(beat.at, resumed_at), self.silence_limit(beat, beats)
             min_silence = min(min_silence, silence)
             if beat.phase != "end" and silence > limit:
                 problems.append(

@@ -18,11 +18,30 @@ POLL_SECONDS = 0.05
 """Polling interval for the end of a local process, a file or a lock."""
 REMOTE_POLL_SECONDS = 0.5
 """Polling interval for a scheduler or another machine."""
+PAUSE_SECONDS = 2.0
+"""Longest gap between two polls of a process that was not stopped."""
 MIN_TRIES = 3
 """Default minimum number of measurements."""
 MAX_REPEATS, REPEAT_PAUSE_SECONDS, REPEAT_SECONDS = 4, 0.2, 2.0
 """Limits on repeating an implausible measurement: count, pause before each repeat, and the time
 after which repeats stop."""
+
+
+class PauseDetector:
+    """Notices from a gap between polls that this process was stopped, as by `scontrol suspend`."""
+
+    def __init__(self) -> None:
+        self._polled_at = time.monotonic()
+        self.resumed_at = -math.inf
+        """When the process last continued, on time.monotonic(); -inf if it was never stopped."""
+
+    def poll(self) -> float:
+        """Look at the clock; return `resumed_at`."""
+        now = time.monotonic()
+        if now - self._polled_at > PAUSE_SECONDS:
+            self.resumed_at = now
+        self._polled_at = now
+        return self.resumed_at
 
 
 def wait_for(

@@ -7,6 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from regauge.system.stop_signals import NATIVE_PREFIX
+from regauge.system.timing import PauseDetector
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,13 +32,14 @@ class HeartbeatThread(threading.Thread):
     def __init__(
         self, store: Store, node: int, num_nodes: int, count_waiting: Callable[[], int]
     ) -> None:
-        super().__init__(name="node-heartbeats", daemon=True)
+        super().__init__(name=f"{NATIVE_PREFIX}node-heartbeats", daemon=True)
         self._store, self._node, self._num_nodes = store, node, num_nodes
         self._count_waiting = count_waiting
         self._has_ended = threading.Event()
         self._last_beats = [(-1, -1)] * num_nodes
         now = time.monotonic()
         self._last_beat_at = [now] * num_nodes
+        self._pauses = PauseDetector()
         self.count_beats: Callable[[], int] = int
         """Returns how many heartbeats this node's processes have written."""
         self.last_remote_beat = now
@@ -62,9 +66,13 @@ class HeartbeatThread(threading.Thread):
         self.join(STOP_SECONDS)
 
     def find_lost_nodes(self, timeout_seconds: float) -> set[int]:
-        """Return the nodes without a heartbeat for longer than the timeout."""
-        now = time.monotonic()
-        silent = {node for node, at in enumerate(self._last_beat_at) if now - at > timeout_seconds}
+        """Return the nodes without a heartbeat for longer than the timeout.
+
+        Time in which this node's own supervisor was stopped does not count.
+        """
+        resumed_at, now = self._pauses.poll(), time.monotonic()
+        silences = (now - max(at, resumed_at) for at in self._last_beat_at)
+        silent = {node for node, silence in enumerate(silences) if silence > timeout_seconds}
         return silent - {self._node}
 
     def _exchange(self, count: int) -> None:

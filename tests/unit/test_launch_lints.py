@@ -37,6 +37,7 @@ SECRETS = {
     "a Slack token": "xoxb-" + "1" * 12,
     "a JSON web token": f"eyJ{FAKE}.eyJ{FAKE}.{FAKE}",
     "a private key": "-----BEGIN RSA PRIVATE KEY-----",
+    "a webhook address": "https://hooks.slack.com/services/T000/B000/" + "x" * 8,
     "a password in an address": "https://user:pass@host/path",
 }
 
@@ -191,6 +192,7 @@ def test_variables_of_efa_need_a_device(variable: dict[str, str]) -> None:
     assert "efa-variable" not in find_lints(job, request_efa(4))
     other = build_machine_job("m8i.xlarge", environment=variable)
     assert "m8i.xlarge has none" in find_lints(other, build_container())["efa-variable"].problem
+    assert "efa-variable" not in find_lints(replace(job, verb="prepare"), build_container())
     plain = replace(job, environment={"FI_PROVIDER": "tcp"})
     assert "efa-variable" not in find_lints(plain, build_container())
 
@@ -217,7 +219,10 @@ def test_every_form_of_secret_is_tested() -> None:
     assert all(find_token(text) == kind for kind, text in SECRETS.items())
 
 
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "aws_secret_access_key", "PASSWORD"])
+@pytest.mark.parametrize(
+    "name",
+    ["WANDB_API_KEY", "HF_TOKEN", "aws_secret_access_key", "PASSWORD", "SMTP_PASS", "DB_PWD"],
+)
 def test_a_variable_with_the_name_of_a_secret_is_refused(name: str) -> None:
     lint = find_lints(replace(JOB, environment={name: "short"}))["secret"]
     assert name in lint.problem
@@ -238,6 +243,21 @@ def test_a_variable_with_the_name_of_a_secret_is_refused(name: str) -> None:
 )
 def test_ordinary_variables_are_no_secrets(name: str, value: str) -> None:
     assert "secret" not in find_lints(replace(JOB, environment={name: value}))
+
+
+def test_a_value_like_a_password_and_a_missing_file_are_warnings(tmp_path: Path) -> None:
+    value = "x7Q!f" * 3 + "99"
+    lint = find_lints(replace(JOB, environment={"SETTING": value}))["secret-value"]
+    assert not lint.is_error
+    assert value not in "".join(map(str, lint))
+    for plain in ("Meta-Llama-3-8B-Instruct", "/Data/Run42", "0123456789abcdef0123"):
+        assert "secret-value" not in find_lints(replace(JOB, environment={"SETTING": plain}))
+    path = tmp_path / "secret"
+    job = replace(JOB, secrets={"TOKEN": f"file:{path}"})
+    assert str(path) in find_lints(job)["secret-file"].problem
+    path.touch()
+    assert "secret-file" not in find_lints(job)
+    assert "secret-file" not in find_lints(replace(JOB, secrets={"TOKEN": "name/key"}))
 
 
 def test_errors_come_first_and_every_finding_has_a_source() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,13 @@ def test_a_status_gets_the_failure_of_the_run_if_it_did_not_succeed(
 def test_a_folder_that_this_machine_cannot_read_adds_nothing(output: str) -> None:
     status = build_status("failed", output)
     assert add_progress(status) == status
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(2, "settings"), (64, "data"), (76, "preflight"), (143, "preempted"), (1, "unknown")],
+)
+def test_the_exit_code_names_a_failure_before_the_first_attempt(code: int, kind: str) -> None:
+    failure = JobFailure("unknown", message="why")
+    status = replace(build_status("failed", ""), failure=failure, exit_code=code)
+    assert add_progress(status).failure == JobFailure(kind, message="why")

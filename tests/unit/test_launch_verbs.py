@@ -15,6 +15,9 @@ import pytest
 import regauge
 from regauge import cli
 from regauge.commands import job, launch
+from regauge.jobs import launched_jobs
+from regauge.jobs.job_spec import LaunchRequest, build_command, build_job
+from regauge.jobs.settings import Launch
 from regauge.jobs.targets import (
     Handle,
     JobEvent,
@@ -284,6 +287,25 @@ def test_the_status_has_reasons_on_request(
     assert "reason: Resources" in run("job", "status", HANDLE).out
 
 
+def test_the_list_has_the_states_of_the_launched_jobs(
+    scheduler: FakeScheduler,
+    run: Callable[..., Printed],
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run("job", "list", "-o", "json").document == {"jobs": []}
+    monkeypatch.setattr(launch, "select_launcher", lambda *_: scheduler)
+    monkeypatch.setattr(launched_jobs, "select_launcher", lambda *_: scheduler)
+    assert run("launch", str(run_file), "train").code == 0
+    scheduler._states = [build_status("running", attempt=2)]
+    (row,) = run("job", "list", "-o", "json").document["jobs"]
+    row.pop("submitted_at")
+    assert row == {"handle": HANDLE, "verb": "train", "state": "running", "attempt": 2}
+    scheduler._states = [build_status("unknown", reason=UNREACHABLE)]
+    (row,) = run("job", "list", "-o", "json").document["jobs"]
+    assert row["reason"] == "the scheduler does not answer"
+
+
 def test_wait_polls_and_returns_the_exit_code(
     scheduler: FakeScheduler, run: Callable[..., Printed]
 ) -> None:
@@ -401,3 +423,26 @@ def test_the_cost_of_an_own_price_has_its_date(run: Callable[..., Printed], run_
     run_file.write_text(f"{RUN}execution.price = {price}")
     answer = run("launch", str(run_file), "train", "launch.jobs=1", "--dry-run", "-o", "json")
     assert answer.document["price"] == "10.00 USD per hour (1 x p4d.24xlarge, run file, 2026-01-31)"
+    run_file.write_text(f"{RUN}execution.price = {{ usd_per_hour = 10.0, as_of = 2026-01-31 }}")
+    answer = run("launch", str(run_file), "train", "--dry-run", "-o", "json")
+    assert answer.document["price"] == "10.00 USD per hour (1 x node, run file, 2026-01-31)"
+    assert "its machines cost 10.00 USD per hour" in answer.document["warnings"][0]
+
+
+def test_metrics_in_a_container_are_served_to_other_machines(run_file: Path) -> None:
+    tables = {"monitoring": {"port": 9400}}
+    request = LaunchRequest(run_file, "train", (), tables)
+    command = build_command(request, 1, is_container=True)
+    assert command[3:] == ("monitoring.host=0.0.0.0",)
+    assert "monitoring.host=0.0.0.0" not in build_command(request, 1, is_container=False)
+    tables["monitoring"]["host"] = "10.0.0.1"
+    assert build_command(request, 1, is_container=True)[3:] == ()
+
+
+def test_the_settings_of_training_are_no_part_of_a_preparation(run_file: Path) -> None:
+    tables = {"execution": {"processes": 8}, "accelerator": "cuda"}
+    jobs = [
+        build_job(LaunchRequest(run_file, verb, (), tables), Launch(), FakeScheduler())
+        for verb in ("train", "prepare")
+    ]
+    assert [(job.processes, job.accelerator) for job in jobs] == [(8, "cuda"), (1, None)]

@@ -15,13 +15,14 @@ from cyclopts import Parameter
 
 from regauge import commands
 from regauge.jobs.job_progress import add_progress
+from regauge.jobs.launched_jobs import list_jobs
 from regauge.jobs.planning import select_launcher
 from regauge.jobs.settings import Launch
 from regauge.jobs.targets import Handle, JobStatus, Launcher, LogRequest
 from regauge.system import log, stop_signals
 from regauge.system.errors import ChildError, TransientError
 
-Action = Literal["status", "events", "logs", "cancel", "wait", "cleanup"]
+Action = Literal["list", "status", "events", "logs", "cancel", "wait", "cleanup"]
 STATUS_SECONDS = 2.0
 """Time between two requests for the state of a job."""
 UNKNOWN_SECONDS = 30.0
@@ -32,7 +33,9 @@ FAILED, CANCELLED = 1, 130
 
 def main(
     action: Annotated[Action, Parameter(help="Action on the job.")],
-    handle: Annotated[str, Parameter(help="Handle printed by `launch`: target://context/id.")],
+    handle: Annotated[
+        str, Parameter(help="Handle printed by `launch`: target://context/id; not with list.")
+    ] = "",
     *,
     why: Annotated[
         bool, Parameter(help="With status: also print the scheduler's reasons.")
@@ -51,12 +54,14 @@ def main(
 ) -> dict[str, Any]:
     """Read a job's state from its scheduler, wait for it, cancel it, or clean up after it.
 
-    `wait` exits with the job's exit code.
+    `wait` exits with the job's exit code. `list` shows the jobs launched from this machine.
 
     For example:
 
         >>> regauge.job("wait", "slurm://cluster/42", timeout=3600)
     """
+    if action == "list":
+        return commands.show({"jobs": list(list_jobs())}, as_json=json.is_json)
     address = Handle.parse(handle)
     launcher = select_launcher(Launch(), address.target)
     if action == "logs":
@@ -88,6 +93,8 @@ def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
     document = _drop_unknown(asdict(status))
     for key in {"nodes", "stages"} & document.keys():
         document[key] = [_drop_unknown(row) for row in document[key]]
+    for key in {"failure", "progress"} & document.keys():
+        document[key] = _drop_unknown(document[key])
     document["handle"] = str(status.handle)
     if not with_reasons and status.state in ("starting", "running", "succeeded"):
         document.pop("reason", None)

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.jobs.job_spec import LaunchRequest, StageRequest
+from regauge.jobs.launched_jobs import record_job
 from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.jobs.settings import LaunchSettings
 from regauge.jobs.targets import LaunchPlan
@@ -74,7 +75,9 @@ def main(
     if not json.is_json:
         _print_plan(plan, answer, with_documents=dry_run)
     if not dry_run:
-        answer["handle"] = str(launcher.submit(plan))
+        handle = launcher.submit(plan)
+        record_job(handle, plan.job)
+        answer["handle"] = str(handle)
     if json.is_json:
         log.print_json(answer)
     elif not dry_run:

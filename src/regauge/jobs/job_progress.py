@@ -14,18 +14,26 @@ from regauge.run_folders.documents import (
     read_document,
 )
 from regauge.run_folders.run_tail import read_run_tail
+from regauge.supervision.failures import KIND_BY_ERROR
 from regauge.system import jsonl
 from regauge.system.errors import RegaugeError
 
 FAILURE_STATES = ("failed", "preempted", "restarting", "unknown")
 """States in which the run's last failure is reported."""
 
+KIND_BY_CODE = {error.exit_code: kind for error, kind in KIND_BY_ERROR.items()}
+"""Exit code -> failure kind."""
+
 
 def add_progress(status: JobStatus) -> JobStatus:
     """Add a run's progress and failure to a status, if they can be read.
 
-    A missing or damaged file adds nothing. Object stores are not read.
+    A missing or damaged file adds nothing. Object stores are not read. The exit code names the kind
+    of a failure before the run's first attempt.
     """
+    if status.failure is not None and status.failure.kind == "unknown":
+        kind = KIND_BY_CODE.get(status.exit_code or 0, "unknown")
+        status = replace(status, failure=replace(status.failure, kind=kind))
     folder = Path(status.output)
     if not is_local_folder(status.output) or not folder.is_dir():
         return status

@@ -52,9 +52,11 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
     Raises SettingsError for contradictory settings.
     """
     execution = request.tables.get("execution", {})
-    nodes = execution.get("nodes", {}) if request.verb == "train" else {}
+    is_training = request.verb == "train"
+    nodes = execution.get("nodes", {}) if is_training else {}
     min_nodes, max_nodes = _read_nodes(nodes)
-    accelerator = request.tables.get("accelerator")
+    price = execution.get("price", {})
+    accelerator = None if request.verb == "prepare" else request.tables.get("accelerator")
     if isinstance(accelerator, dict):
         accelerator = accelerator.get("kind")
     if launch.jobs > 1 and request.verb != "predict":
@@ -66,10 +68,12 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         command=build_command(request, launch.jobs, is_container=launcher.is_container),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        processes=execution.get("processes", 1),
+        processes=execution.get("processes", 1) if is_training else 1,
         accelerator=None if accelerator is None else str(accelerator),
         jobs=launch.jobs,
         machine=find_machine(launch.instance, execution),
+        node_usd_per_hour=price.get("usd_per_hour"),
+        node_price_date=str(price["as_of"]) if price.get("as_of") else None,
         spot=launch.spot,
         image=getattr(launcher, "image", None) or launch.image,
         environment=dict(launch.environment),
@@ -181,7 +185,10 @@ def build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> t
     else:
         program, run_file = (sys.executable, "-m", "regauge"), str(request.run_file.resolve())
     count = (f"predict.job_count={jobs}",) if jobs > 1 else ()
-    return (*program, request.verb, run_file, *request.overrides, *count)
+    monitoring = request.tables.get("monitoring", {})
+    is_scraped = is_container and monitoring.get("port") is not None and "host" not in monitoring
+    host = ("monitoring.host=0.0.0.0",) if is_scraped else ()  # Prometheus is outside the container
+    return (*program, request.verb, run_file, *request.overrides, *host, *count)
 
 
 def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:

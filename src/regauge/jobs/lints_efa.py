@@ -32,10 +32,13 @@ def check_requests(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_variables(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report variables that select EFA in containers, or on a machine, without it."""
+    """Report variables that select EFA in containers, or on a machine, without it.
+
+    Only training communicates, and one run file describes the jobs of several verbs.
+    """
     job, machine = plan.job, plan.job.machine
     names = [name for name, value in job.environment.items() if _selects_efa(name, value)]
-    if not names:
+    if not names or job.verb != "train":
         return
     problem, remedy = "", "remove the variable"
     if machine is not None and not machine.efa_interfaces:

@@ -17,7 +17,17 @@ from regauge.system.errors import SettingsError
 
 FOLDER = "launchers"
 ALWAYS_USED = PIPELINE_FIELDS.union(
-    ("name", "verb", "command", "output", "accelerator", "processes", "run_file_text")
+    (
+        "name",
+        "verb",
+        "command",
+        "output",
+        "accelerator",
+        "processes",
+        "run_file_text",
+        "node_usd_per_hour",
+        "node_price_date",
+    )
 )
 """Fields that no launcher can ignore, or that the run reads itself."""
 KEYS = {
@@ -114,9 +124,10 @@ def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
 def describe_price(job: JobSpec) -> str:
     """Return the hourly price for all nodes, with the price date, as text."""
     machine = job.machine
-    if machine is None or job.usd_per_hour is None:
+    if job.usd_per_hour is None:
         return "unknown"
-    source = machine.price_source.removeprefix("catalog, ")
-    date = f", {machine.price_date}" if machine.price_date else ""
+    source = machine.price_source.removeprefix("catalog, ") if machine else "run file"
+    date = f", {job.price_date}" if job.price_date else ""
+    name = machine.name if machine else "node"
     count = job.max_nodes * job.jobs
-    return f"{job.usd_per_hour:.2f} USD per hour ({count} x {machine.name}, {source}{date})"
+    return f"{job.usd_per_hour:.2f} USD per hour ({count} x {name}, {source}{date})"

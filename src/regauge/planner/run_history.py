@@ -15,7 +15,7 @@ from regauge.machines.machine_rates import MachineRates
 from regauge.planner.anchors import Anchor, Features
 from regauge.system import jsonl
 from regauge.system.errors import SettingsError
-from regauge.system.files import LOCK, hold_lock, write_atomic
+from regauge.system.files import LOCK, find_state_folder, hold_lock, write_atomic
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
@@ -42,13 +42,11 @@ LOCAL = "local"
 def find_history() -> Path | None:
     """Return the file with the user's measured runs; None if `REGAUGE_PLANNER_RUNS` is `off`.
 
-    The default is `planner_runs.jsonl` in the XDG Base Directory Specification's state folder.
+    The default is `planner_runs.jsonl` in the user's state folder.
     """
     if path := os.environ.get(VARIABLE):
         return None if path == OFF else Path(path).expanduser()
-    state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return base / "regauge" / "planner_runs.jsonl"
+    return find_state_folder() / "planner_runs.jsonl"
 
 
 def record_run(anchor: Anchor, path: Path | None = None) -> None:

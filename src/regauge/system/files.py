@@ -55,6 +55,13 @@ FILE_KINDS = {
 """Path type -> name, for anything but regular files."""
 
 
+def find_state_folder() -> Path:
+    """Return this user's state folder, by the XDG Base Directory Specification."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return base / "regauge"
+
+
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace the content of a file; a reader sees either the old or the new content.
 

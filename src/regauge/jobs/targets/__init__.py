@@ -116,6 +116,10 @@ class JobSpec:
     jobs: int = 1
     """Independent array jobs that share the `predict` work."""
     machine: Machine | None = None
+    node_usd_per_hour: float | None = None
+    """USD per node, for nodes without a machine type; None if unknown."""
+    node_price_date: str | None = None
+    """Date of that price, as YYYY-MM-DD."""
     spot: bool = False
     """Whether nodes may be interrupted in exchange for a lower price."""
     image: str | None = None
@@ -173,8 +177,13 @@ class JobSpec:
     @property
     def usd_per_hour(self) -> float | None:
         """USD per hour for all nodes and jobs; None if unknown."""
-        price = self.machine.usd_per_hour if self.machine else None
+        price = self.machine.usd_per_hour if self.machine else self.node_usd_per_hour
         return None if price is None else price * self.max_nodes * self.jobs
+
+    @property
+    def price_date(self) -> str | None:
+        """Price date, as YYYY-MM-DD; None if unknown."""
+        return self.machine.price_date if self.machine else self.node_price_date
 
 
 def is_local_folder(address: str) -> bool:

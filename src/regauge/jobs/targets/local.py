@@ -42,7 +42,7 @@ from regauge.jobs.targets._local_job import (
 )
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.system.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
-from regauge.system.files import write_atomic
+from regauge.system.files import find_state_folder, write_atomic
 from regauge.system.line_tail import LineTail, find_last_line
 from regauge.system.processes import INHERITED_ENVIRONMENT
 from regauge.system.timing import POLL_SECONDS
@@ -111,7 +111,7 @@ class LocalNodes(Launcher):
             exit_code=last.get("exit_code") if is_final else None,
             failure=_find_failure(folder, last.get("node")) if state == "failed" else None,
             usd_per_hour=job.usd_per_hour,
-            price_date=job.machine.price_date if job.machine else None,
+            price_date=job.price_date,
             output=folder.output,
             submitted_at=events[0]["time"] if events else None,
             started_at=next(started, None),
@@ -154,12 +154,10 @@ class LocalNodes(Launcher):
         return list_output_leftovers(status.output)
 
     def _find_folder(self, name: str) -> Path:
-        """Return a job's folder, by the XDG Base Directory Specification if none is set."""
+        """Return a job's folder, in the user's state folder if none is set."""
         if self.folder:
             return Path(self.folder).expanduser().absolute() / name
-        state = os.environ.get("XDG_STATE_HOME", "")
-        base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-        return base / "regauge" / "jobs" / name
+        return find_state_folder() / "jobs" / name
 
 
 def _build_scheduler_command(folder: Path) -> tuple[str, ...]:

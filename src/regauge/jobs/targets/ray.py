@@ -276,10 +276,11 @@ def _list_nodes(events: list[Tables], state: JobState) -> Iterator[NodeStatus]:
 def _build_metadata(job: JobSpec) -> dict[str, str]:
     """Return a job's metadata: labels, output folder, and price in USD."""
     metadata = {**job.labels, "output": job.output, "verb": job.verb}
-    if job.machine is not None and job.usd_per_hour is not None:
+    if job.machine is not None:
         metadata["instance"] = job.machine.name
+    if job.usd_per_hour is not None:
         metadata["usd_per_hour"] = f"{job.usd_per_hour:.6g}"
-        metadata["price_date"] = job.machine.price_date or ""
+        metadata["price_date"] = job.price_date or ""
     return metadata
 
 

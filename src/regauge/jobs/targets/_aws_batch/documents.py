@@ -76,7 +76,7 @@ def build_tags(job: JobSpec) -> dict[str, str]:
         "processes": str(job.processes_per_node or 1),
         "instance": machine.name if machine else None,
         "usd-per-hour": None if job.usd_per_hour is None else f"{job.usd_per_hour:.6g}",
-        "price-date": machine.price_date if machine else None,
+        "price-date": job.price_date,
         "output": job.output if _TAG.fullmatch(job.output) else None,
     }
     tags |= {f"{TAG_PREFIX}{key}": value for key, value in facts.items() if value}

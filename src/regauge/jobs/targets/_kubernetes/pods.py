@@ -56,8 +56,8 @@ def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str,
         annotations[OUTPUT] = str(folder) if is_local_folder(job.output) else job.output
     if job.usd_per_hour is not None:
         annotations[PRICE] = f"{job.usd_per_hour:.4f}"
-    if job.machine is not None and job.machine.price_date:
-        annotations[PRICE_DATE] = job.machine.price_date
+    if job.price_date:
+        annotations[PRICE_DATE] = job.price_date
     return {
         "name": job.name,
         "namespace": namespace,

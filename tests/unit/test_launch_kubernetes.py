@@ -276,10 +276,74 @@ def test_devices_and_efa_are_in_requests_and_limits(
     plan = build_plan(replace(ELASTIC, machine=machine))
     resources = find_container(plan)["resources"]
     devices = {resource: chips, "vpc.amazonaws.com/efa": interfaces, "hugepages-2Mi": "5120Mi"}
-    assert resources["limits"] == devices
+    memory = {"memory": resources["requests"]["memory"]}
+    assert resources["limits"] == devices | memory
     assert devices.items() <= resources["requests"].items()
     assert int(resources["requests"]["cpu"]) < (machine.vcpus or 0)
     assert {item["key"] for item in find_pod(plan)["tolerations"]} >= {resource}
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if "runtime" not in name])
+def test_pods_meet_the_restricted_standard(name: str) -> None:
+    job, settings = PLANS[name]
+    claims = tuple(volume for volume in job.volumes if volume.kind != "host")
+    plan = build_plan(replace(job, volumes=claims), **settings)
+    for template in lints_kubernetes.list_templates(plan):
+        assert find_restricted_problems(template.spec) == []
+
+
+def test_the_restricted_standard_can_be_left_and_forbids_host_paths() -> None:
+    volume = Volume(name="scratch", mount="/scratch", source="/mnt", kind="host")
+    job = replace(PREDICT, volumes=(volume,))
+    assert find_restricted_problems(find_pod(build_plan(job))) == ["hostPath"]
+    assert "pod-security" in {lint.code for lint in run_lints(build_plan(job))}
+    plan = build_plan(job, pod={"restricted": False})
+    assert find_restricted_problems(find_pod(plan)) != ["hostPath"]
+    assert "pod-security" not in {lint.code for lint in run_lints(plan)}
+
+
+def find_restricted_problems(pod: dict[str, Any]) -> list[str]:
+    """Return what the Pod Security Standard `restricted` forbids in a pod.
+
+    https://kubernetes.io/docs/concepts/security/pod-security-standards
+    """
+    identity, container = pod.get("securityContext", {}), pod["containers"][0]
+    privileges = container.get("securityContext", {})
+    kinds = {key for volume in pod["volumes"] for key in volume} - {
+        *("name", "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
+        *("persistentVolumeClaim", "projected", "secret"),
+    }
+    rules = {
+        "runAsNonRoot": identity.get("runAsNonRoot") is True,
+        "runAsUser": identity.get("runAsUser") != 0,
+        "seccompProfile": identity.get("seccompProfile", {}).get("type") == "RuntimeDefault",
+        "allowPrivilegeEscalation": privileges.get("allowPrivilegeEscalation") is False,
+        "privileged": not privileges.get("privileged"),
+        "capabilities": privileges.get("capabilities") == {"drop": ["ALL"]},
+        "host": not any(pod.get(f"host{name}") for name in ("Network", "PID", "IPC")),
+    }
+    return [name for name, is_met in rules.items() if not is_met] + sorted(kinds)
+
+
+def test_pods_have_the_affinity_annotations_and_identity_of_the_settings() -> None:
+    terms = [{"topologyKey": "kubernetes.io/hostname"}]
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    pod = {
+        "affinity": affinity,
+        "topology_spread": [spread],
+        "annotations": {"example.org/team": "search"},
+        "run_as_user": 1000,
+        "fs_group": 2000,
+    }
+    (template,) = lints_kubernetes.list_templates(build_plan(PREDICT, pod=pod))
+    assert template.spec["affinity"] == affinity
+    assert template.spec["topologySpreadConstraints"] == [spread]
+    identity = template.spec["securityContext"]
+    assert (identity["runAsUser"], identity["fsGroup"]) == (1000, 2000)
+    (document,) = (item for item in build_plan(PREDICT, pod=pod).documents if "job" in item.name)
+    annotations = document.content["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {"example.org/team": "search"}
 
 
 def test_one_node_requests_no_efa() -> None:

@@ -28,8 +28,12 @@ class PodTemplate(NamedTuple):
 
 
 def check_pods(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report container names that the operator ignores, and images that nodes pull only once."""
+    """Report ignored container names, images that nodes pull once, and forbidden host paths."""
     for kind, spec in list_templates(plan):
+        if spec.get("securityContext", {}).get("runAsNonRoot"):
+            for volume in spec.get("volumes", []):
+                if "hostPath" in volume:
+                    yield build_lint("pod-security", volume=volume["name"])
         required = CONTAINER_NAMES.get(kind)
         names = [container.get("name") for container in spec["containers"]]
         if required is not None and required not in names:

@@ -90,7 +90,7 @@ def build_pod_template(
         problem = "launch.image is not set, and target 'kubernetes' runs an image"
         raise SettingsError(problem, "set it to an image with Regauge, with a tag or digest")
     volumes, mounts = build_volumes(job)
-    environment, resources = _build_environment(job), _build_resources(job)
+    environment, devices = _build_environment(job), _count_devices(job)
     return render_document(
         Path(__file__).parent / "templates" / "pod.yaml.jinja",
         job=job,
@@ -99,10 +99,10 @@ def build_pod_template(
         labels={key: value for key, value in metadata["labels"].items() if key != QUEUE_LABEL},
         pull_secrets=[{"name": name} for name in settings.image_pull_secrets],
         node_selector=_select_nodes(job, settings),
-        tolerations=_build_tolerations(settings, resources.get("limits", {})),
+        tolerations=_build_tolerations(settings, devices),
         folder=str(find_run_file(job).parent),
         environment=environment,
-        resources=resources,
+        resources=_build_resources(job, devices),
         volumes=volumes,
         mounts=mounts,
     )
@@ -132,22 +132,24 @@ def _build_environment(job: JobSpec) -> list[dict[str, Any]]:
     return environment
 
 
-def _build_resources(job: JobSpec) -> dict[str, Any]:
-    """Return a node's resources: accelerators, EFA, and most CPUs."""
-    machine = job.machine
-    if machine is None:
-        return {}
-    requests: dict[str, Any] = {}
-    if machine.vcpus is not None:
-        requests["cpu"] = str(max(1, int(machine.vcpus * NODE_SHARE)))
-    if machine.memory_gib is not None:
-        requests["memory"] = f"{max(1, int(machine.memory_gib * NODE_SHARE))}Gi"
+def _count_devices(job: JobSpec) -> dict[str, Any]:
+    """Return a node's accelerators and EFA interfaces, by resource name."""
     devices: dict[str, Any] = {}
-    if machine.chips:
-        devices[find_device_resource(machine.vendor)] = machine.chips
-    if job.uses_efa:
-        devices |= {EFA_RESOURCE: machine.efa_interfaces, **HUGE_PAGES}
-    resources = {"requests": {**requests, **devices}, "limits": devices}
+    if job.machine is not None and job.machine.chips:
+        devices[find_device_resource(job.machine.vendor)] = job.machine.chips
+    if job.machine is not None and job.uses_efa:
+        devices |= {EFA_RESOURCE: job.machine.efa_interfaces, **HUGE_PAGES}
+    return devices
+
+
+def _build_resources(job: JobSpec, devices: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node's resources: devices, most memory, and most CPUs without a limit."""
+    machine, cpus, memory = job.machine, {}, {}
+    if machine is not None and machine.vcpus is not None:
+        cpus["cpu"] = str(max(1, int(machine.vcpus * NODE_SHARE)))
+    if machine is not None and machine.memory_gib is not None:
+        memory["memory"] = f"{max(1, int(machine.memory_gib * NODE_SHARE))}Gi"
+    resources = {"requests": {**cpus, **memory, **devices}, "limits": {**memory, **devices}}
     return {key: value for key, value in resources.items() if value}
 
 

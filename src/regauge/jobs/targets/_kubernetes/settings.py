@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,8 +49,21 @@ class PodSettings(Settings):
     """Node availability zone, for example a capacity reservation's."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints to tolerate; taints named like the accelerator's resource are included."""
+    affinity: Mapping[str, Any] = Field(default_factory=dict)
+    """Pod and node affinity, as in the Kubernetes API."""
+    topology_spread: tuple[Mapping[str, Any], ...] = ()
+    """Topology spread constraints, as in the Kubernetes API; servers spread over zones anyway."""
+    annotations: Mapping[str, str] = Field(default_factory=dict)
+    """Pod annotations."""
     priority_class: str | None = None
     """Pod priority class."""
+    restricted: bool = True
+    """Whether pods meet the Pod Security Standard `restricted`, which many clusters enforce."""
+    run_as_user: int | None = Field(default=None, ge=1)
+    """User id of the processes; by default the image's user, which must be a number other than 0
+    for `restricted` pods."""
+    fs_group: int | None = Field(default=None, ge=1)
+    """Group id that owns the mounted volumes, so that a user other than root can write to them."""
     grace_seconds: int = Field(default=120, ge=0)
     """Seconds from SIGTERM to SIGKILL, in which a run saves a checkpoint."""
 

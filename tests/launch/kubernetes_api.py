@@ -39,7 +39,11 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
         "secrets": ("Secret", True),
         "services": ("Service", True),
     },
+    "apps/v1": {"deployments": ("Deployment", True)},
+    "autoscaling/v2": {"horizontalpodautoscalers": ("HorizontalPodAutoscaler", True)},
     "batch/v1": {"jobs": ("Job", True)},
+    "keda.sh/v1alpha1": {"scaledobjects": ("ScaledObject", True)},
+    "policy/v1": {"poddisruptionbudgets": ("PodDisruptionBudget", True)},
     "kubeflow.org/v1": {"pytorchjobs": ("PyTorchJob", True)},
     "trainer.kubeflow.org/v1alpha1": {
         "trainjobs": ("TrainJob", True),
@@ -49,7 +53,7 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
     "kueue.x-k8s.io/v1beta1": {"workloads": ("Workload", True)},
 }
 """Kind of each resource, and whether it is in a namespace."""
-JOB_RESOURCES = ("jobs", "jobsets", "pytorchjobs", "trainjobs")
+JOB_RESOURCES = ("deployments", "jobs", "jobsets", "pytorchjobs", "trainjobs")
 POLL_SECONDS = 0.05
 
 
@@ -341,11 +345,26 @@ class _Handler(BaseHTTPRequestHandler):
             document["metadata"]["namespace"] = target.namespace
         return self.server.cluster.store.create(target.resource, document)
 
-    def _patch(self, path: str, _: dict[str, str]) -> Object:
+    def _patch(self, path: str, query: dict[str, str]) -> Object:
         target = _Target.parse(path)
+        if "fieldManager" in query and "apply" in self.headers["Content-Type"]:
+            return self._apply(target)
         return self.server.cluster.store.patch(
             target.resource, target.namespace, target.name, self._read()
         )
+
+    def _apply(self, target: _Target) -> Object:
+        """Create or merge an object (server-side apply of YAML or JSON)."""
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        document = yaml.safe_load(content)
+        if problems := find_problems(document, self.server.cluster.versions.get(target.kind)):
+            raise ApiError(422, "Invalid", f"{target.kind} is invalid: {'; '.join(problems)}")
+        store = self.server.cluster.store
+        document["metadata"]["namespace"] = target.namespace
+        with store.lock:
+            if (target.resource, target.namespace, target.name) in store.objects:
+                return store.patch(target.resource, target.namespace, target.name, document)
+            return store.create(target.resource, document)
 
     def _delete(self, path: str, _: dict[str, str]) -> Object:
         self._read()

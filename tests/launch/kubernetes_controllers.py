@@ -1,4 +1,4 @@
-"""Controllers of a small cluster: PyTorchJob, TrainJob, JobSet and Job.
+"""Controllers of a small cluster: PyTorchJob, TrainJob, JobSet, Job and Deployment.
 
 They follow kubeflow/training-operator (pkg/controller.v1/common/pod.go, pytorchjob_controller.go),
 kubeflow/trainer, kubernetes-sigs/jobset (pkg/controllers/jobset_controller.go), and the controller
@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from launch.kubernetes_servers import Deployments
 from regauge.jobs.targets._kubernetes.job_status import find_index
 from regauge.jobs.targets._kubernetes.operators import PodSpec, list_pods
 
@@ -43,8 +44,12 @@ class Controllers:
     failures: dict[str, Counter[int]] = field(default_factory=dict)
     """Pods that failed by exit code, by index, for each uid of a Job."""
 
+    def __post_init__(self) -> None:
+        self.deployments = Deployments(self.store, self.kubelet)
+
     def reconcile(self) -> None:
-        """Bring every job one step further."""
+        """Bring every job and server one step further."""
+        self.deployments.reconcile()
         for job in self.store.list("jobs"):
             self._reconcile_batch_job(job, job["spec"], "batch.kubernetes.io/job-name")
         if not self.is_operator_running:

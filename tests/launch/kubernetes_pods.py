@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from faults.families import list_descendants
@@ -45,6 +46,10 @@ class Kubelet:
     lost: set[str] = field(default_factory=set)
     ports: dict[str, int] = field(default_factory=dict)
     """Port on loopback of each address of a pod."""
+    server_ports: dict[str, int] = field(default_factory=dict)
+    """Port on loopback of each server's pod by uid; replicas here share one address."""
+    hook_seconds: dict[str, float] = field(default_factory=dict)
+    """Time that the hook `preStop` of a server's pod sleeps, by uid."""
 
     def reconcile(self) -> None:
         """Start pods, and report those that have ended."""
@@ -110,6 +115,11 @@ class Kubelet:
         replacements = self._build_replacements(pod, container)
         texts = [*container["command"], *container.get("args", [])]
         command = [_replace(text, replacements) for text in texts]
+        if "ports" in container:
+            hook = container["lifecycle"]["preStop"]["exec"]["command"]
+            self.hook_seconds[pod["metadata"]["uid"]] = float(hook[1])
+            port = self.server_ports[pod["metadata"]["uid"]] = find_free_port()
+            command.append(f"serve.port={port}")
         folder = self._folder(pod)
         with (folder / "log.txt").open("wb") as log:
             self.processes[pod["metadata"]["uid"]] = subprocess.Popen(
@@ -146,13 +156,13 @@ class Kubelet:
         pod["status"]["phase"] = "Failed" if code else "Succeeded"
 
     def _kill_deleted(self, uids: set[str]) -> None:
-        """Stop the processes of pods that were deleted: SIGTERM, and SIGKILL after a while."""
+        """Stop the processes of pods that were deleted: the hook `preStop`, then SIGTERM."""
         for uid, process in list(self.processes.items()):
             if uid in uids or process.poll() is not None:
                 continue
             if uid not in self.lost:
                 self.lost.add(uid)
-                process.terminate()
+                Timer(self.hook_seconds.get(uid, 0.0), process.terminate).start()
 
     def _build_environment(self, pod: Object, container: Object) -> tuple[dict[str, str], str]:
         """Return the environment of a container, and the name of a secret that does not exist."""

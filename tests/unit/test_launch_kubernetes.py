@@ -27,6 +27,7 @@ from regauge.jobs.targets import (
     LaunchPlan,
     LeaderAddress,
     Machine,
+    ServerSpec,
     Volume,
 )
 from regauge.jobs.targets._kubernetes.documents import build_restart_script
@@ -112,6 +113,18 @@ PIPELINE = replace(
         )
     ),
 )
+SERVER = replace(
+    PREDICT,
+    verb="serve",
+    command=("regauge", "serve", "/workspace/qa.toml", "serve.host=0.0.0.0"),
+    jobs=2,
+    max_attempts=3,
+    hours=None,
+    output="",
+    machine=replace(P5, name="c7i.4xlarge", chips=0, efa_interfaces=0, vcpus=16, memory_gib=32),
+    server=ServerSpec(port=8080, start_seconds=300.0, drain_seconds=30.0),
+)
+PROMETHEUS = "http://prometheus.monitoring:9090"
 PLANS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
     "pytorchjob": (ELASTIC, {"pod": POD, "queue": "research", "ttl_seconds": 3600}),
     "pytorchjob-etcd": (ETCD, {"namespace": "research"}),
@@ -124,6 +137,7 @@ PLANS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
     "job": (replace(PREDICT, jobs=1, verb="evaluate"), {"pod": POD, "ttl_seconds": 60}),
     "job-array": (PREDICT, {}),
     "jobset": (PIPELINE, {"pod": POD, "ttl_seconds": 60}),
+    "server": (SERVER, {"pod": POD, "server": {"max_replicas": 8}}),
 }
 SHARED_KINDS = {"ConfigMap", "PersistentVolume", "PersistentVolumeClaim"}
 """Kinds that every plan has; the golden file of `trainjob` has them for all."""
@@ -218,7 +232,7 @@ def test_a_plan_uses_every_setting_and_passes_the_checks(name: str) -> None:
     job, settings = PLANS[name]
     plan = build_plan(job, **settings)
     assert [lint for lint in run_lints(plan) if lint.is_error] == []
-    is_foreign = "runtime" in settings
+    is_foreign = "runtime" in settings or job.server is not None
     assert ("max_attempts" in plan.used) == (not is_foreign)
     assert ("hours" in plan.used) == (settings.get("trainjob_version") == "2.2" or not is_foreign)
 
@@ -297,7 +311,7 @@ def test_the_restricted_standard_can_be_left_and_forbids_host_paths() -> None:
     job = replace(PREDICT, volumes=(volume,))
     assert find_restricted_problems(find_pod(build_plan(job))) == ["hostPath"]
     assert "pod-security" in {lint.code for lint in run_lints(build_plan(job))}
-    plan = build_plan(job, pod={"restricted": False})
+    plan = build_plan(job, pod={"security": {"restricted": False}})
     assert find_restricted_problems(find_pod(plan)) != ["hostPath"]
     assert "pod-security" not in {lint.code for lint in run_lints(plan)}
 
@@ -333,8 +347,7 @@ def test_pods_have_the_affinity_annotations_and_identity_of_the_settings() -> No
         "affinity": affinity,
         "topology_spread": [spread],
         "annotations": {"example.org/team": "search"},
-        "run_as_user": 1000,
-        "fs_group": 2000,
+        "security": {"run_as_user": 1000, "fs_group": 2000},
     }
     (template,) = lints_kubernetes.list_templates(build_plan(PREDICT, pod=pod))
     assert template.spec["affinity"] == affinity

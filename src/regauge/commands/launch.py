@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import commands, config
-from regauge.jobs.job_spec import LaunchRequest, StageRequest
+from regauge.jobs.job_spec import SERVE, LaunchRequest, StageRequest
 from regauge.jobs.launched_jobs import record_job
 from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.jobs.settings import LaunchSettings
@@ -26,8 +26,8 @@ from regauge.system import choices, log
 from regauge.system.errors import SettingsError
 
 ROOT = LaunchSettings
-VERBS = ("compile", "evaluate", "export", "pipeline", "predict", "prepare", "train")
-"""Verbs that can run as a job; each pipeline stage is a job."""
+VERBS = ("compile", "evaluate", "export", "pipeline", "predict", "prepare", "serve", "train")
+"""Verbs that can run as a job; each pipeline stage is a job, and a server never ends."""
 PIPELINE = "pipeline"
 PREFIX = "launch."
 """Overrides with this prefix change the job, not the launched verb."""
@@ -57,6 +57,9 @@ def main(
     if dry_run and rehearse:
         problem = "--dry-run runs nothing, and --rehearse runs the job"
         raise SettingsError(problem, "use one of them")
+    if rehearse and verb == SERVE:
+        problem = "--rehearse runs a job to its end, and a server has none"
+        raise SettingsError(problem, "launch it with --on local")
     request, settings = read_request(run_file, verb, overrides)
     launcher = select_launcher(settings.launch, on)
     plan = plan_job(request, settings.launch, launcher)

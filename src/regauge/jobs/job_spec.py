@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from regauge import config
 from regauge.jobs.settings import MAX_NAME, Launch, is_job_name
-from regauge.jobs.targets import JobSpec, Launcher, Machine
+from regauge.jobs.targets import JobSpec, Launcher, Machine, ServerSpec
 from regauge.machines.catalog import (
     REGION,
     MachinePrice,
@@ -19,9 +19,11 @@ from regauge.machines.catalog import (
     find_listed_price,
     find_vendor,
 )
+from regauge.serving.settings import ServeSettings
 from regauge.supervision.settings import parse_node_range
 from regauge.system.errors import SettingsError
 
+SERVE = "serve"
 IMAGE_FOLDER = PurePosixPath("/workspace")
 """An image's working folder, which contains the run file."""
 
@@ -59,8 +61,8 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
     accelerator = None if request.verb == "prepare" else request.tables.get("accelerator")
     if isinstance(accelerator, dict):
         accelerator = accelerator.get("kind")
-    if launch.jobs > 1 and request.verb != "predict":
-        problem = f"launch.jobs = {launch.jobs} is for 'predict', not for '{request.verb}'"
+    if launch.jobs > 1 and request.verb not in ("predict", SERVE):
+        problem = f"launch.jobs = {launch.jobs} is for 'predict' and 'serve', not '{request.verb}'"
         raise SettingsError(problem, "remove it, or set execution.nodes.count")
     return JobSpec(
         name=resolve_name(launch.name, request.run_file),
@@ -87,7 +89,17 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         rendezvous=nodes.get("rendezvous") or "c10d",
         rendezvous_endpoint=nodes.get("endpoint"),
         labels=dict(launch.labels),
+        server=_find_server(request.tables) if request.verb == SERVE else None,
     )
+
+
+def _find_server(tables: config.Tables) -> ServerSpec:
+    """Return a server's port and times; raises SettingsError for a port that changes."""
+    settings = config.build(ServeSettings, {"serve": tables.get("serve", {})}).serve
+    if settings.port == 0:
+        raise SettingsError("serve.port = 0 is another port at each start", "set serve.port")
+    seconds = settings.workers.start_timeout_seconds
+    return ServerSpec(settings.port, seconds, settings.http.drain_seconds)
 
 
 def build_pipeline(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:
@@ -184,11 +196,15 @@ def build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> t
         run_file = str(IMAGE_FOLDER / request.run_file.name)
     else:
         program, run_file = (sys.executable, "-m", "regauge"), str(request.run_file.resolve())
-    count = (f"predict.job_count={jobs}",) if jobs > 1 else ()
-    monitoring = request.tables.get("monitoring", {})
-    is_scraped = is_container and monitoring.get("port") is not None and "host" not in monitoring
-    host = ("monitoring.host=0.0.0.0",) if is_scraped else ()  # Prometheus is outside the container
-    return (*program, request.verb, run_file, *request.overrides, *host, *count)
+    serve, monitoring = (request.tables.get(name, {}) for name in (SERVE, "monitoring"))
+    added: list[str] = []
+    if is_container and request.verb == SERVE and "host" not in serve:
+        added.append("serve.host=0.0.0.0")
+    if is_container and monitoring.get("port") is not None and "host" not in monitoring:
+        added.append("monitoring.host=0.0.0.0")  # Prometheus is outside the container
+    if jobs > 1 and request.verb != SERVE:
+        added.append(f"predict.job_count={jobs}")
+    return (*program, request.verb, run_file, *request.overrides, *added)
 
 
 def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:

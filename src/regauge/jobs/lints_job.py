@@ -42,7 +42,7 @@ def is_mounted(output: str, mounts: Iterable[str]) -> bool:
 
 def check_hours(plan: LaunchPlan) -> Iterator[Lint]:
     """Warn about a job without a time limit on machines that cost money."""
-    if plan.job.hours is None and plan.job.usd_per_hour is not None:
+    if plan.job.server is None and plan.job.hours is None and plan.job.usd_per_hour is not None:
         yield build_lint("time-limit", price=plan.job.usd_per_hour)
 
 

@@ -27,6 +27,7 @@ ALWAYS_USED = PIPELINE_FIELDS.union(
         "run_file_text",
         "node_usd_per_hour",
         "node_price_date",
+        "server",
     )
 )
 """Fields that no launcher can ignore, or that the run reads itself."""
@@ -63,6 +64,10 @@ def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Laun
     build = build_pipeline if request.stages else build_job
     job = build(request, launch, launcher)
     raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
+    if job.server is not None and not launcher.supports_servers:
+        problem = f"target '{launcher.kind}' does not run servers"
+        remedy = "launch with --on kubernetes or local; serve.workers.ray has replicas on Ray"
+        raise SettingsError(problem, remedy)
     if job.jobs > 1 and not launcher.supports_arrays:
         problem = f"target '{launcher.kind}' does not support arrays, and launch.jobs is {job.jobs}"
         raise SettingsError(problem, "remove launch.jobs")

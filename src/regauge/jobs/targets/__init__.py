@@ -98,6 +98,16 @@ class Volume(Settings):
         return value
 
 
+class ServerSpec(NamedTuple):
+    """What a scheduler must know about a launched server."""
+
+    port: int
+    start_seconds: float
+    """Time limit for loading the models."""
+    drain_seconds: float
+    """Time to complete accepted requests after SIGTERM."""
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """A Regauge command and the resources it needs, the same for every launcher."""
@@ -114,7 +124,7 @@ class JobSpec:
     accelerator: str | None = None
     """Accelerator kind; None lets each node choose."""
     jobs: int = 1
-    """Independent array jobs that share the `predict` work."""
+    """Independent array jobs that share the `predict` work, or replicas of a server."""
     machine: Machine | None = None
     node_usd_per_hour: float | None = None
     """USD per node, for nodes without a machine type; None if unknown."""
@@ -140,6 +150,8 @@ class JobSpec:
     """Host and port of an etcd server; None if a node serves the rendezvous."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels or tags for the documents."""
+    server: ServerSpec | None = None
+    """The server of the verb `serve`."""
     stages: tuple[JobSpec, ...] = ()
     """Pipeline jobs in order, one per stage. The other fields then describe the stage with the most
     nodes."""
@@ -408,6 +420,8 @@ class Launcher(Choice):
     """Whether nodes may join and leave during a job."""
     supports_arrays: ClassVar[bool] = False
     """Whether independent array jobs can share the `predict` work."""
+    supports_servers: ClassVar[bool] = False
+    """Whether it can run a server, which never ends."""
     supports_stages: ClassVar[bool] = False
     """Whether pipeline stages are jobs that wait for each other."""
 

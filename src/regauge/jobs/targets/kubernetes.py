@@ -1,4 +1,4 @@
-"""Kubernetes: a PyTorchJob with elastic nodes, a TrainJob with a fixed number, or a Job.
+"""Kubernetes: a PyTorchJob with elastic nodes, a TrainJob, a Job, or a server's Deployment.
 
 The documents are created with kubectl, and the state of a job is read from the cluster. A handle is
 `kubernetes://<context>/<namespace>/<kind>/<name>`.
@@ -24,7 +24,7 @@ from regauge.jobs.targets import (
 )
 from regauge.jobs.targets._kubernetes.documents import KINDS, build_documents
 from regauge.jobs.targets._kubernetes.job_client import JobClient
-from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, find_context
+from regauge.jobs.targets._kubernetes.kubectl import APPLY, KubectlNamespace, find_context
 from regauge.jobs.targets._kubernetes.operators import list_node_commands
 from regauge.jobs.targets._kubernetes.pods import build_metadata, escape_references
 from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
@@ -41,11 +41,17 @@ class Kubernetes(KubernetesSettings):
 
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
+    supports_servers: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         api, reason = self._choose_api(job)
         notes = [reason]
+        if job.server is not None and job.jobs == 1:
+            notes.append("A lost machine interrupts one replica; set launch.jobs = 2 against it.")
+        if job.server is not None and (self.server.max_replicas or 0) > job.jobs:
+            maximum = self.server.max_replicas
+            notes.append(f"The price is for {job.jobs} replicas; there may be {maximum}.")
         if job.uses_efa and job.machine is not None:
             notes.append(f"Each node requests {job.machine.efa_interfaces} EFA interfaces.")
         metadata = build_metadata(job, self.namespace, self.queue)
@@ -55,7 +61,7 @@ class Kubernetes(KubernetesSettings):
         return LaunchPlan(
             job,
             documents=tuple(Document(_name_file(item), item) for item in documents),
-            commands=tuple(self._build_command(item) for item in documents),
+            commands=tuple(self._build_command(item, job) for item in documents),
             notes=tuple(notes),
             restart_policy=self._describe_restarts(job, api),
             used=USED - self._find_unused(api),
@@ -65,8 +71,16 @@ class Kubernetes(KubernetesSettings):
         return list_node_commands(plan, leader)
 
     def submit(self, plan: LaunchPlan) -> Handle:
-        """Create the documents; if one is refused, the earlier ones are deleted again."""
+        """Create the documents; if one is refused, the earlier ones are deleted again.
+
+        Those of a server are changed instead if they exist, and its replicas replaced one by one.
+        """
         cluster = KubectlNamespace(find_context(self.context), self.namespace)
+        kind = plan.documents[-1].content["kind"].lower()
+        handle = Handle(self.kind, cluster.context, f"{self.namespace}/{kind}/{plan.job.name}")
+        if plan.job.server is not None:
+            JobClient.open(handle).update([document.text for document in plan.documents])
+            return handle
         created: list[str] = []
         for document in plan.documents:
             try:
@@ -78,8 +92,7 @@ class Kubernetes(KubernetesSettings):
                     problem = f"{error.problem}; {', '.join(remaining)} still exists"
                     error = type(error)(problem, f"run: {command}")
                 raise error from None
-        kind = plan.documents[-1].content["kind"].lower()
-        return Handle(self.kind, cluster.context, f"{self.namespace}/{kind}/{plan.job.name}")
+        return handle
 
     def find_status(self, handle: Handle) -> JobStatus:
         return JobClient.open(handle).find_status()
@@ -98,6 +111,8 @@ class Kubernetes(KubernetesSettings):
 
     def _choose_api(self, job: JobSpec) -> tuple[str, str]:
         """Return a job's API and the reason, as one sentence."""
+        if job.server is not None:
+            return "deployment", "The server is a Deployment behind a Service."
         if job.stages:
             return "jobset", "The job is a JobSet with a Job per stage; dependsOn orders the Jobs."
         if job.verb != "train":
@@ -111,12 +126,15 @@ class Kubernetes(KubernetesSettings):
         reason = f"the number of nodes is fixed ({job.node_range})"
         return "trainjob", f"The job is a TrainJob, because {reason}."
 
-    def _build_command(self, document: dict[str, Any]) -> tuple[str, ...]:
+    def _build_command(self, document: dict[str, Any], job: JobSpec) -> tuple[str, ...]:
         context = () if self.context is None else (f"--context={self.context}",)
         options = (*context, f"--namespace={self.namespace}")
-        return ("kubectl", *options, "create", "-f", _name_file(document))
+        action = ("create",) if job.server is None else APPLY
+        return ("kubectl", *options, *action, "-f", _name_file(document))
 
     def _describe_restarts(self, job: JobSpec, api: str) -> str:
+        if job.server is not None:
+            return "A replica that ends or does not answer is replaced, without limit."
         codes = "exit codes 75 and 76"
         if api == "pytorchjob":
             return (
@@ -135,7 +153,9 @@ class Kubernetes(KubernetesSettings):
         )
 
     def _find_unused(self, api: str) -> frozenset[str]:
-        """Return job fields decided by an existing runtime instead of the documents."""
+        """Return job fields without effect, such as those that an existing runtime decides."""
+        if api == "deployment":
+            return frozenset({"max_attempts", "hours"})
         if api != "trainjob" or self.runtime is None:
             return frozenset()
         has_deadline = self.trainjob_version == "2.2"

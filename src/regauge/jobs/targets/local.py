@@ -58,6 +58,7 @@ class LocalNodes(Launcher):
 
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
+    supports_servers: ClassVar[bool] = True
 
     folder: str | None = None
     """Job folder; by default `regauge/jobs` in the user's state folder."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from regauge.jobs.targets import JobSpec
 from regauge.jobs.targets._kubernetes.pods import MAX_HOST_NAME, QUEUE_LABEL, build_pod_template
+from regauge.jobs.targets._kubernetes.server import build_server
 from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import RESTART_CODES, PreemptedError, SettingsError
@@ -22,8 +23,11 @@ KINDS = {
     "trainjob": ("TrainJob", "trainer.kubeflow.org/v1alpha1"),
     "job": ("Job", "batch/v1"),
     "jobset": ("JobSet", "jobset.x-k8s.io/v1alpha2"),
+    "deployment": ("Deployment", "apps/v1"),
 }
 """API -> job kind and version."""
+SERVER = KINDS["deployment"][0]
+"""Kind of a server."""
 CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node", "job": "regauge", "jobset": "regauge"}
 """Name of the command's container; Kubeflow's operators ignore other containers."""
 PORTS = {"c10d": 29400, "etcd": 2379}
@@ -45,6 +49,8 @@ def build_documents(
         return [build_pytorch_job(job, target, metadata)]
     if api == "trainjob":
         return build_train_job(job, target, metadata)
+    if job.server is not None:
+        return build_server(job, job.server, target, metadata)
     build = build_job_set if api == "jobset" else build_batch_job
     return [build(job, target, metadata)]
 

@@ -16,8 +16,9 @@ from regauge.jobs.targets import (
     LogRequest,
 )
 from regauge.jobs.targets._job_end import build_active_error, build_ended_error
-from regauge.jobs.targets._kubernetes.documents import KINDS
+from regauge.jobs.targets._kubernetes.documents import KINDS, SERVER
 from regauge.jobs.targets._kubernetes.job_status import (
+    COMPLETION_INDEX,
     JobObjects,
     Object,
     describe_job,
@@ -41,11 +42,23 @@ POD_LABELS = {
     "TrainJob": JOB_SET_NAME,
     "JobSet": JOB_SET_NAME,
     "Job": JOB_NAME,
+    "Deployment": JOB_LABEL,
 }
 """Pod label with the job name, set by the job's controller."""
 RUNTIMES, CLAIMS = "trainingruntimes.trainer.kubeflow.org", "persistentvolumeclaims"
 OWNED_KINDS = (RUNTIMES, "configmaps", CLAIMS)
 """Kinds that `submit` creates in addition to the job, in deletion order."""
+SCALED_OBJECTS = "scaledobjects.keda.sh"
+SERVER_KINDS = (
+    SCALED_OBJECTS,
+    "horizontalpodautoscalers",
+    "poddisruptionbudgets",
+    "services",
+    *OWNED_KINDS,
+)
+"""The same for a server."""
+PAUSED = "autoscaling.keda.sh/paused-replicas"
+"""https://keda.sh/docs/latest/concepts/scaling-deployments/#pausing-autoscaling."""
 WORKLOADS = "workloads.kueue.x-k8s.io"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 """Workload label, https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_jobs."""
@@ -132,8 +145,16 @@ class JobClient:
         options = ["--follow"] * request.follow + ["--previous"] * is_previous
         yield from self.cluster.stream("logs", pod["metadata"]["name"], *options)
 
+    def update(self, texts: list[str]) -> None:
+        """Create or change a server's documents; raises SettingsError if it was cancelled."""
+        server = self.cluster.find(self.resource, self.name)
+        if server and CANCELLED in server["metadata"].get("annotations", {}):
+            raise build_ended_error(self.handle, "cancelled")
+        for text in texts:
+            self.cluster.apply(text)
+
     def cancel(self) -> None:
-        """Suspend the job; its controllers then delete the pods.
+        """Suspend the job, or scale the server to 0; the controllers then delete the pods.
 
         Raises SettingsError if the job has ended.
         """
@@ -144,6 +165,11 @@ class JobClient:
         spec: dict[str, Any] = {"suspend": True}
         if self.kind == "PyTorchJob":
             spec = {"runPolicy": spec}
+        if self.kind == SERVER:
+            spec = {"replicas": 0}
+            for item in self.cluster.list_items(SCALED_OBJECTS, self._selector):
+                pause = {"metadata": {"annotations": {PAUSED: "0"}}}
+                self.cluster.patch(SCALED_OBJECTS, item["metadata"]["name"], pause)
         annotations = {"annotations": {CANCELLED: "true"}}
         self.cluster.patch(self.resource, self.name, {"metadata": annotations, "spec": spec})
         for workload in self._list_workloads(job):
@@ -162,32 +188,39 @@ class JobClient:
             if not status.is_final:
                 raise build_active_error(self.handle, status.state)
         claims = self._list_claims(job) if job else []
-        selector = f"--selector={JOB_LABEL}={self.name}"
         volumes = [
             volume
-            for volume in self.cluster.list_items("persistentvolumes", selector)
+            for volume in self.cluster.list_items("persistentvolumes", self._selector)
             if volume["spec"].get("claimRef", {}).get("namespace", self.cluster.namespace)
             == self.cluster.namespace
         ]
         self.cluster.delete(self.resource, self.name, "--cascade=foreground")
-        for kind in OWNED_KINDS:
-            for item in self.cluster.list_items(kind, selector):
+        for kind in self._owned_kinds:
+            for item in self.cluster.list_items(kind, self._selector):
                 self.cluster.delete(kind, item["metadata"]["name"])
         for volume in volumes:
             self.cluster.delete("persistentvolumes", volume["metadata"]["name"])
         return [
-            *self._audit_objects(selector, claims),
+            *self._audit_objects(claims),
             *filter(None, map(_describe_file_system, volumes)),
         ]
 
-    def _audit_objects(self, selector: str, claims: list[str]) -> list[Leftover]:
+    @property
+    def _selector(self) -> str:
+        return f"--selector={JOB_LABEL}={self.name}"
+
+    @property
+    def _owned_kinds(self) -> tuple[str, ...]:
+        return SERVER_KINDS if self.kind == SERVER else OWNED_KINDS
+
+    def _audit_objects(self, claims: list[str]) -> list[Leftover]:
         """Return the job's remaining objects, and the user's claims."""
         late = "it was not deleted in time"
         foreign = "it existed before the job, and its files cost money"
         objects = [
             (kind, item["metadata"]["name"], late)
-            for kind in ("pods", *OWNED_KINDS, "persistentvolumes")
-            for item in self.cluster.list_items(kind, selector)
+            for kind in ("pods", *self._owned_kinds, "persistentvolumes")
+            for item in self.cluster.list_items(kind, self._selector)
         ]
         objects += [(CLAIMS, name, foreign) for name in claims]
         return [
@@ -197,10 +230,9 @@ class JobClient:
 
     def _list_claims(self, job: Object) -> list[str]:
         """Return claims in a job's pods that `submit` did not create."""
-        selector = f"--selector={JOB_LABEL}={self.name}"
-        documents = [job, *self.cluster.list_items(RUNTIMES, selector)]
+        documents = [job, *self.cluster.list_items(RUNTIMES, self._selector)]
         names = {name for document in documents for name in _find_values(document, "claimName")}
-        created = self.cluster.list_items(CLAIMS, selector)
+        created = self.cluster.list_items(CLAIMS, self._selector)
         return sorted(names - {item["metadata"]["name"] for item in created})
 
     def _find_node(self, rank: int, pods: list[Object]) -> int:
@@ -240,7 +272,13 @@ class JobClient:
         return job
 
     def _list_pods(self) -> list[Object]:
-        return self.cluster.list_items("pods", f"--selector={POD_LABELS[self.kind]}={self.name}")
+        """Return the job's pods; a server's replicas are numbered by age."""
+        pods = self.cluster.list_items("pods", f"--selector={POD_LABELS[self.kind]}={self.name}")
+        if self.kind == SERVER:
+            pods.sort(key=_find_creation_time)
+            for index, pod in enumerate(pods):
+                pod["metadata"]["labels"][COMPLETION_INDEX] = str(index)
+        return pods
 
     def _list_events(self, job: Object) -> list[Object]:
         """Return events for the job and for objects whose names begin with the job name.

@@ -105,11 +105,31 @@ def _find_state(objects: JobObjects) -> tuple[JobState, str]:
         return "failed", str(failure.get("message") or failure.get("reason", ""))
     if job["metadata"].get("annotations", {}).get(CANCELLED) == "true":
         return "cancelled", "cancelled by a user"
+    if job["kind"] == "Deployment" and objects.pods:
+        return _find_server_state(objects)
     if _is_suspended(job):
         return "pending", _explain_suspension(objects)
     if not objects.pods:
         return "pending", _explain_no_pods(objects)
     return _find_active_state(objects)
+
+
+def _find_server_state(objects: JobObjects) -> tuple[JobState, str]:
+    """Return a server's state: it runs while enough replicas answer.
+
+    The reason names replicas that do not start, even if earlier ones answer.
+    """
+    conditions = objects.job.get("status", {}).get("conditions", [])
+    stalled = [c for c in conditions if c["type"] == "Progressing" and c["status"] == "False"]
+    reasons = {*map(explain_pending, objects.pods), *(c.get("message", "") for c in stalled)}
+    reason = "; ".join(sorted(reasons - {""}))
+    if _find_condition(objects.job, "Available"):
+        return "running", reason
+    if any(map(_has_failed, objects.pods)):
+        return "restarting", reason or _explain_exit(objects)
+    if stalled:
+        return "failed", reason
+    return ("pending", reason) if reason else ("starting", "the models are loaded")
 
 
 def _find_active_state(objects: JobObjects) -> tuple[JobState, str]:

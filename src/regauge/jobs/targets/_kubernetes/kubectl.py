@@ -26,6 +26,8 @@ MISSING_PHRASES = ("notfound", "not found")
 DEFAULT_REMEDY = "correct the setting that kubectl names"
 """Remedy for failures without a specific one."""
 DELETE_SECONDS = 50
+APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=regauge")
+"""kubectl options that create or change objects."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class KubectlNamespace:
         `create` refuses an existing object, which `apply` would change.
         """
         return self.run("create", "-f", "-", "-o", "name", text=text).strip()
+
+    def apply(self, text: str) -> None:
+        """Create or change a YAML document's object; fields of other managers stay."""
+        self.run(*APPLY, "-f", "-", text=text)
 
     def delete(self, *arguments: str) -> None:
         """Delete objects and wait until they are gone; missing objects are ignored."""

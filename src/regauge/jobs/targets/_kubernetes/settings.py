@@ -32,6 +32,18 @@ class Toleration(Settings):
         return self
 
 
+class PodSecurity(Settings):
+    """Privileges and user of a pod's processes."""
+
+    restricted: bool = True
+    """Whether pods meet the Pod Security Standard `restricted`, which many clusters enforce."""
+    run_as_user: int | None = Field(default=None, ge=1)
+    """User id of the processes; by default the image's user, which must be a number other than 0
+    for `restricted` pods."""
+    fs_group: int | None = Field(default=None, ge=1)
+    """Group id that owns the mounted volumes, so that a user other than root can write to them."""
+
+
 class PodSettings(Settings):
     """Scheduling, identity and grace period for a job's pods."""
 
@@ -57,15 +69,27 @@ class PodSettings(Settings):
     """Pod annotations."""
     priority_class: str | None = None
     """Pod priority class."""
-    restricted: bool = True
-    """Whether pods meet the Pod Security Standard `restricted`, which many clusters enforce."""
-    run_as_user: int | None = Field(default=None, ge=1)
-    """User id of the processes; by default the image's user, which must be a number other than 0
-    for `restricted` pods."""
-    fs_group: int | None = Field(default=None, ge=1)
-    """Group id that owns the mounted volumes, so that a user other than root can write to them."""
+    security: PodSecurity = PodSecurity()
+    """Privileges and user of the processes."""
     grace_seconds: int = Field(default=120, ge=0)
     """Seconds from SIGTERM to SIGKILL, in which a run saves a checkpoint."""
+
+
+class ReplicaSettings(Settings):
+    """Autoscaling for a server; `launch.jobs` is the minimum number of replicas."""
+
+    max_replicas: int | None = Field(default=None, ge=1)
+    """Maximum number of replicas; by default their number does not change."""
+    prometheus: str | None = None
+    """Prometheus address, such as `http://prometheus.monitoring:9090`. KEDA then adds replicas by
+    queue time and requests; otherwise a HorizontalPodAutoscaler adds them by CPU load."""
+    max_queue_seconds: float = Field(default=0.5, gt=0)
+    """Expected wait for a new request above which KEDA adds replicas."""
+    requests_per_second: float | None = Field(default=None, gt=0)
+    """Requests per second for each replica within the latency objective, as measured by
+    `regauge benchmark serving`; KEDA adds replicas above it."""
+    cpu_percent: int = Field(default=70, ge=1, le=100)
+    """CPU load, in percent of the requested CPUs, above which replicas are added."""
 
 
 class KubernetesSettings(ContainerLauncher):
@@ -87,5 +111,7 @@ class KubernetesSettings(ContainerLauncher):
     """Kueue LocalQueue where the job waits."""
     ttl_seconds: int | None = Field(default=None, ge=0)
     """Seconds after which a finished PyTorchJob or Job is deleted."""
+    server: ReplicaSettings = ReplicaSettings()
+    """Autoscaling for a server."""
     pod: PodSettings = PodSettings()
     """Scheduling, identity and grace period for the pods."""

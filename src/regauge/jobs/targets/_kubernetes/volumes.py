@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,7 +32,9 @@ _CONFIG_MAP_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def name_config_map(job: JobSpec) -> str:
-    return f"{job.name}-run-file"
+    """Return the ConfigMap name; another run file of a server is another one, so pods change."""
+    digest = hashlib.sha256(job.run_file_text.encode()).hexdigest()[:10] if job.server else ""
+    return "-".join(filter(None, (job.name, "run-file", digest)))
 
 
 def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:

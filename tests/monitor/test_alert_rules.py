@@ -174,6 +174,14 @@ CASES = {
     "RegaugeServeNoWorker": Case(
         {'regauge_serve_workers{model="m",instance="s"}': ("0x80", "1x80")}, "No worker of m"
     ),
+    "RegaugeServeStartLong": Case(
+        {
+            'regauge_serve_draining{job="j",instance="s"}': "0x200",
+            'regauge_serve_workers{job="j",model="m",instance="s"}': (None, "_x40 1x160"),
+        },
+        "s has been starting for 1800 s",
+        "40m",
+    ),
     "RegaugeServeDrainLong": Case(
         {'regauge_serve_draining{instance="s"}': ("1x80", "0x77 1x3")}, "for 60 s"
     ),

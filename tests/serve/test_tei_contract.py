@@ -367,4 +367,8 @@ def test_health_and_metrics_are_open(http: httpx.Client, server: LiveServer) -> 
     health = http.get("/health")
     assert health.status_code == 200
     assert health.json()["models"].keys() == server.artifacts.keys()
-    assert "regauge_serve_requests_total" in http.get("/metrics").text
+    assert http.get("/info").status_code == http.get("/v2/health/ready").status_code == 200
+    metrics = http.get("/metrics").text
+    counted = set(re.findall(r'regauge_serve_request_seconds_count\{route="(.+?)"', metrics))
+    assert counted >= {"/info"}
+    assert not counted & {"/health", "/metrics", "/v2/health/ready"}

@@ -17,9 +17,11 @@ from regauge.monitoring.bundle import build_manifests, list_exporters
 from regauge.monitoring.dashboard_files import build_dashboards, list_expressions
 from regauge.monitoring.local_prometheus import find_scrape_targets
 from regauge.monitoring.prometheus_settings import Prometheus
-from regauge.monitoring.rule_files import load_vocabulary
+from regauge.monitoring.rule_files import FOLDER, load_vocabulary, load_yaml
 from regauge.monitoring.vocabulary import METRICS, PREDICT_STATES
 
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "alerts.md"
+PLACEHOLDER = re.compile(r"\{\{ \$(?:labels\.)?(\w+)(?: \| \w+)? \}\}")
 MANIFESTS = build_manifests(Prometheus(run_port=9470))
 OPERATOR_KINDS = ("PodMonitor", "PrometheusRule")
 PROGRAM = """
@@ -178,3 +180,19 @@ def test_targets_are_found_in_runs_and_stages(tmp_path: Path) -> None:
     groups = find_scrape_targets(tmp_path)
     assert [group["targets"] for group in groups] == [[f"10.0.0.{n}:9464"] for n in range(4)]
     assert groups[1]["labels"] == {"node": "10.0.0.1"}
+
+
+def build_alert_table() -> str:
+    """Return the table of alerts in Markdown; thresholds are in angle brackets."""
+    lines = ["| Alert | Severity | Message | What to do |", "| --- | --- | --- | --- |"]
+    for group in load_yaml(FOLDER / "alerts.yaml")["groups"]:
+        for alert in group["alerts"]:
+            texts = [PLACEHOLDER.sub(r"*\1*", alert[name]) for name in ("summary", "remedy")]
+            escaped = (re.sub("<([a-z_]+)>", r"`<\1>`", text) for text in texts)
+            lines.append(f"| `{alert['alert']}` | {alert['severity']} | {' | '.join(escaped)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_lists_every_alert_with_its_remedy() -> None:
+    table = PAGE.read_text().partition("<!-- alerts -->\n")[2].partition("<!-- /alerts -->")[0]
+    assert table == build_alert_table()

@@ -18,7 +18,7 @@ VARIABLE_QUERIES = {
     "run": "label_values(regauge_run_info, run)",
     "node": "label_values(regauge:device_utilization:ratio, node)",
     "device": 'label_values(regauge:device_utilization:ratio{node=~"$node"}, device)',
-    "model": "label_values(regauge_serve_workers, model)",
+    "model": "label_values(regauge_serve_queue_records, model)",
 }
 
 

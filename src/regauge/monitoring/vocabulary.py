@@ -117,7 +117,9 @@ PREDICT_SHARDS = _gauge(
 PREDICT_WORKERS = _gauge("predict_workers", RUN, "Worker processes.")
 
 SERVE_REQUESTS = _counter(
-    "serve_requests", ("route", "model", "status"), "Answered requests; an empty model is none."
+    "serve_requests",
+    ("route", "model", "status"),
+    "Answers, but not to probes; without a model it is empty.",
 )
 SERVE_REQUEST_SECONDS = _histogram(
     "serve_request_seconds", ("route", "model"), "Time from the headers of a request to its answer."
@@ -133,7 +135,7 @@ SERVE_QUEUE_RECORDS = _gauge("serve_queue_records", SERVED_MODEL, "Records that 
 SERVE_QUEUE_SECONDS = _gauge(
     "serve_queue_wait_seconds", SERVED_MODEL, "Expected wait of a new interactive request."
 )
-SERVE_WORKERS = _gauge("serve_workers", SERVED_MODEL, "Worker processes that are ready.")
+SERVE_WORKERS = _gauge("serve_workers", SERVED_MODEL, "Ready worker processes of a loaded model.")
 SERVE_DRAINING = _gauge(
     "serve_draining", (), "Whether the server refuses new requests and will end (1) or not (0)."
 )

@@ -223,6 +223,11 @@ class RouteSpec(Generic[B]):
             if names.count(name) > 1:
                 raise FieldError(f"the query parameter '{name}' occurs twice", name)
 
+    @property
+    def is_probe(self) -> bool:
+        """Whether load balancers and monitors call it; metrics then leave it out."""
+        return self.path in OPEN_PATHS or self.path.endswith(("/ready", "/metrics"))
+
 
 def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
     """Build a route that checks the API key, formats failures, and counts the answers."""
@@ -247,7 +252,8 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
             status = response.status_code
         finally:
             seconds = time.perf_counter() - start
-            context.metrics.count_request(spec.path, trial.model, status, seconds)
+            if not spec.is_probe:
+                context.metrics.count_request(spec.path, trial.model, status, seconds)
             log_request(context, request, status, seconds)
         response.headers[ID_HEADER] = read_request_id(request)
         return response

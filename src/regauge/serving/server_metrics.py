@@ -107,11 +107,11 @@ def _build_histogram(
 
 
 def _describe_models(slots: Mapping[str, ModelSlot]) -> Iterator[Sample]:
-    """Yield samples for all models; a model that is not loaded has zero workers."""
+    """Yield samples for all models; only a loaded model has a number of workers."""
     for name, slot in slots.items():
         current, labels = slot.current, (name,)
-        num_workers = len(current.worker_pids) if current else 0
-        yield Sample(vocabulary.SERVE_WORKERS, num_workers, labels)
+        if current is not None:
+            yield Sample(vocabulary.SERVE_WORKERS, len(current.worker_pids), labels)
         num_waiting = current.num_waiting if current else 0
         yield Sample(vocabulary.SERVE_QUEUE_RECORDS, num_waiting, labels)
         wait_seconds = current.estimate_wait() if current else 0.0

@@ -18,6 +18,7 @@ from regauge.registry.check import check_registry
 from regauge.registry.model_reference import find_cache, locate_model
 from regauge.registry.pipelines.serving_model import find_serving, find_serving_version
 from regauge.registry.pipelines.settings import RegistryModel
+from regauge.registry.registered_version import RegisteredVersion
 from regauge.registry.registry import Registry
 from regauge.registry.storage import open_storage
 from regauge.system import object_store
@@ -144,6 +145,25 @@ def test_simultaneous_registrations_get_different_numbers(address: str, tmp_path
     with ThreadPoolExecutor(4) as executor:
         versions = list(executor.map(lambda path: Registry(address).register("qa", path), folders))
     assert sorted(version.number for version in versions) == [1, 2, 3, 4]
+    assert not check_registry(Registry(address)).findings
+
+
+def test_simultaneous_registrations_of_one_content_make_one_version(
+    address: str, artifacts: Path
+) -> None:
+    Registry(address, create=True).register("qa", artifacts / "two")
+    barrier = threading.Barrier(4, timeout=60)
+
+    def register(_: int) -> RegisteredVersion:
+        registry = Registry(address)
+        barrier.wait()
+        return registry.register("qa", artifacts / "one")
+
+    with ThreadPoolExecutor(4) as executor:
+        versions = list(executor.map(register, range(4)))
+    assert [version.number for version in versions] == [2, 2, 2, 2]
+    assert sum(version.is_new for version in versions) == 1
+    assert [version.number for version in Registry(address).list_versions("qa")] == [1, 2]
     assert not check_registry(Registry(address)).findings
 
 

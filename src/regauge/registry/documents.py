@@ -37,6 +37,14 @@ class RegistryShape(DocumentShape):
     created_at: str
 
 
+class ClaimShape(DocumentShape):
+    format: int
+    content_sha256: str
+    by: str
+    at: float
+    pid: int | None = None
+
+
 class VersionShape(DocumentShape):
     format: int
     model: str

@@ -22,7 +22,7 @@ from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from regauge.registry.storage import RegistryStorage
 
@@ -141,7 +141,6 @@ def read_version(storage: RegistryStorage, name: str, number: int) -> Registered
     return version
 
 
-def find_content(storage: RegistryStorage, name: str, sha256: str) -> RegisteredVersion | None:
-    """Return a model's newest version with this content, if any."""
-    versions = scan_versions(storage, name)
+def select_content(versions: Iterable[RegisteredVersion], sha256: str) -> RegisteredVersion | None:
+    """Return the first version with this content, if any."""
     return next((version for version in versions if version.content_sha256 == sha256), None)

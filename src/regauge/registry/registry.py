@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,6 +20,7 @@ from regauge.registry.documents import (
     REGISTRY_FILE,
     REGISTRY_KIND,
     VERSION_FILE,
+    ClaimShape,
     RegistryShape,
     check_name,
     check_stage,
@@ -30,12 +34,13 @@ from regauge.registry.documents import (
 from regauge.registry.lineage import collect_lineage, find_figures
 from regauge.registry.model_files import find_difference, inspect_model
 from regauge.registry.storage import open_storage
+from regauge.system import timing
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.log import logger
+from regauge.system.processes import inspect_process
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from regauge.registry.model_files import ModelFiles
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
     from regauge.registry.stages import StageEntry
     from regauge.registry.storage import RegistryStorage
 
+CLAIM_SECONDS = 300.0
+"""How long to wait for another registration of the same content, whose process may have ended."""
 MAX_CLAIMS = 100
 """Maximum numbers to try in a registration while others take them."""
 
@@ -99,7 +106,8 @@ class Registry:
         """
         check_name(name)
         files = inspect_model(model)
-        same = registered_version.find_content(self.storage, name, files.content_sha256)
+        versions = [*registered_version.scan_versions(self.storage, name)]
+        same = registered_version.select_content(versions, files.content_sha256)
         if same is not None:
             logger.info("%s is already version %d of '%s'", model, same.number, name)
             return same
@@ -121,7 +129,10 @@ class Registry:
             "evaluation": dict(evaluation) if evaluation is not None else figures["evaluation"],
             "usd": usd if usd is not None else figures["usd"],
         }
-        number = self._claim_number(name, files.content_sha256)
+        finished = {version.number for version in versions}
+        number = self._claim_number(name, files.content_sha256, finished)
+        if not isinstance(number, int):
+            return number
         if not by_reference:
             self._upload_files(name, number, files)
         return self._commit(name, number, document)
@@ -234,16 +245,45 @@ class Registry:
                 return version.number
         return None
 
-    def _claim_number(self, name: str, sha256: str) -> int:
-        """Reserve the next number; two registrations never have the same."""
-        numbers = registered_version.list_version_numbers(self.storage, name)
-        first = max(numbers, default=0) + 1
-        claim = {"id": uuid4().hex, "by": find_user(), "at": time.time(), "content_sha256": sha256}
-        for number in range(first, first + MAX_CLAIMS):
+    def _claim_number(self, name: str, sha256: str, finished: set[int]) -> int | RegisteredVersion:
+        """Reserve the next number, or return this content's version from another registration.
+
+        A claim file reserves a number. Its writer has seen all earlier claims, so the first claim
+        wins. Versions in `finished` have other content.
+        """
+        owner = {"by": find_user(), "pid": os.getpid(), "thread": threading.get_ident()}
+        for _ in range(MAX_CLAIMS):
+            numbers = registered_version.list_version_numbers(self.storage, name)
+            others = {number: self._read_claim(name, number) for number in {*numbers} - finished}
+            for number, other in sorted(others.items()):
+                is_same = other.get("content_sha256") == sha256
+                if is_same and (same := self._wait_for_end(name, number, other, owner)):
+                    return same
+            claimed = {number for number, other in others.items() if other}
+            number = max(finished | claimed, default=0) + 1
+            claim = {"id": uuid4().hex, "at": time.time(), "content_sha256": sha256, **owner}
             if self.storage.create(version_key(name, number, CLAIM_FILE), format_document(claim)):
                 return number
         problem = f"other registrations took {MAX_CLAIMS} numbers of '{name}'"
         raise SettingsError(problem, "register it when they have ended")
+
+    def _read_claim(self, name: str, number: int) -> dict[str, Any]:
+        """Return the claim of a number; empty if its folder was just created."""
+        return read_document(self.storage, version_key(name, number, CLAIM_FILE), ClaimShape) or {}
+
+    def _wait_for_end(
+        self, name: str, number: int, claim: dict[str, Any], owner: dict[str, Any]
+    ) -> RegisteredVersion | None:
+        """Wait for the end of another registration; return its version, or None if it failed."""
+        is_own = {key: claim.get(key) for key in owner} == owner  # it has failed in this thread
+        is_local = claim["by"] == owner["by"] and "pid" in claim
+        is_dead = is_own or (is_local and not inspect_process(claim["pid"]).state)
+        limit = 0.0 if is_dead else claim["at"] + CLAIM_SECONDS - time.time()
+        return timing.wait_for(
+            partial(registered_version.find_version, self.storage, name, number),
+            limit,
+            poll_seconds=timing.REMOTE_POLL_SECONDS,
+        )
 
     def _upload_files(self, name: str, number: int, files: ModelFiles) -> None:
         prefix = version_key(name, number, FILES)

@@ -31,8 +31,6 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_running_stopped_and_killed(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
-    (tmp_path / RANKS).mkdir()
-
     def read() -> tuple[int, str, int | None]:
         write_node_status(tmp_path, 4, [child], [build_beat()], attempt=1)
         process = read_node_statuses(tmp_path)[0].processes[0]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,10 @@ from typing import Any
 import pytest
 
 from regauge.config.output_files import ATTEMPTS, LAST_SEEN
+from regauge.run_folders.node_status import Beat, write_node_status
 from regauge.run_folders.run_tail import FRESH_SECONDS, read_run_tail
 from regauge.system.files import LOCK, hold_lock
+from regauge.system.timing import wait_for
 
 NOW = 1_800_000_000.0
 START = {"attempt": 1, "started_at": NOW - 3600, "processes": 2, "usd_per_hour": 4.0, "usd": 0.0}
@@ -52,6 +58,26 @@ def test_a_locked_folder_is_running(tmp_path: Path) -> None:
         assert read_run_tail(tmp_path).is_locked
         assert read_run_tail(tmp_path).find_state(NOW) == "running"  # the next attempt starts
     assert read_run_tail(tmp_path).find_state(NOW) == "failed"
+
+
+@pytest.mark.parametrize("holds_lock", [True, False], ids=["command", "rank"])
+def test_a_run_whose_process_is_stopped(tmp_path: Path, *, holds_lock: bool) -> None:
+    """The command holds the lock; its rank is in the status file."""
+    write_lines(tmp_path / ATTEMPTS, START)
+    beat = Beat(1, 3, "step", time.monotonic(), (), 0.0, 0)
+    with subprocess.Popen(["/bin/sleep", "60"]) as process, hold_lock(tmp_path / LOCK):
+
+        def find_state() -> str:
+            if not holds_lock:
+                write_node_status(tmp_path, 0, [process], [beat], attempt=1)
+            return read_run_tail(tmp_path).find_state(NOW)
+
+        owner = process.pid if holds_lock else os.getpid()
+        (tmp_path / LOCK).write_text(f"process {owner} of {socket.gethostname()}\n")
+        for number, state in ((signal.SIGSTOP, "stopped"), (signal.SIGCONT, "running")):
+            process.send_signal(number)
+            assert wait_for(lambda state=state: find_state() == state, 10)
+        process.kill()
 
 
 def test_reading_takes_no_lock_and_writes_nothing(

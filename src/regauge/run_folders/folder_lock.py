@@ -20,10 +20,11 @@ from typing import Self
 from regauge.config.output_files import ATTEMPT_TOKEN
 from regauge.system.errors import DataError, PreemptedError, SettingsError
 from regauge.system.files import LOCK, hold_lock, read_content, write_atomic
+from regauge.system.processes import STOPPED_STATES, inspect_process
 
 MAX_OWNER_BYTES = 200
 LOCKS = Path("/proc/locks")
-_OWNER = re.compile(r"process \d+ of (\S+)")
+_OWNER = re.compile(r"process (\d+) of (\S+)")
 
 FileId = tuple[int, int]
 
@@ -81,11 +82,21 @@ def _read_owner(folder: Path) -> str:
 
 def read_lock_owner(folder: Path) -> str:
     """Return the host whose process locked a folder last; empty if unknown."""
+    return _parse_owner(folder)[1]
+
+
+def is_owner_stopped(folder: Path) -> bool:
+    """Return whether a signal has stopped the local process that holds the lock."""
+    return inspect_process(_parse_owner(folder)[0]).state in STOPPED_STATES
+
+
+def _parse_owner(folder: Path) -> tuple[int, str]:
+    """Return the process and the host in a lock file; 0 and "" without them."""
     try:
         match = _OWNER.match(_read_owner(folder))
     except (DataError, OSError):
-        return ""
-    return match[1] if match else ""
+        match = None
+    return (int(match[1]), match[2]) if match else (0, "")
 
 
 def list_held_locks() -> frozenset[FileId]:

@@ -104,6 +104,7 @@ def write_node_status(
     }
     with suppress(OSError):
         path = folder / RANKS / f"status-{first_rank}.json"
+        path.parent.mkdir(exist_ok=True)  # a single process writes no log there
         write_atomic(path, format_compact(document), durable=False)
 
 
@@ -132,6 +133,13 @@ def read_node_statuses(folder: Path) -> tuple[NodeProcesses, ...]:
     newest = max((node.attempt for node in nodes), default=0)
     newest_nodes = [node for node in nodes if node.attempt == newest]
     return tuple(sorted(newest_nodes, key=lambda node: node.first_rank))
+
+
+def has_stopped_rank(folder: Path, since: float) -> bool:
+    """Return whether a signal has stopped a process, in a status written after a time."""
+    nodes = [node for node in read_node_statuses(folder) if not node.is_final]
+    current = [node for node in nodes if node.written_at > since]
+    return any(process.state == "stopped" for node in current for process in node.processes)
 
 
 def _read_node(path: Path) -> NodeProcesses | None:

@@ -6,7 +6,6 @@ know what a report looks like.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from regauge.config.output_files import (
     RESULT,
     SAVED_RUN,
 )
+from regauge.config.run_names import STAGE_FOLDER, name_run
 from regauge.run_folders.documents import (
     AttemptLine,
     ClassesShape,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 MARKER_FILES = (SAVED_RUN, METRICS, LEDGER, EVALUATION, BENCHMARK, INPUTS)
 """Files that mark an output folder; a report needs one of them."""
 COST_KEYS = ("machine_seconds", "device_seconds", "usd")
-_STAGE = re.compile(r"(\d+)-(.+)")
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def find_run_folders(folder: Path) -> tuple[Path, ...]:
 
 def find_stage_folders(folder: Path) -> tuple[Path, ...]:
     """Return a pipeline's numbered stage folders, in order."""
-    matches = [(path, _STAGE.fullmatch(path.name)) for path in folder.iterdir()]
+    matches = [(path, STAGE_FOLDER.fullmatch(path.name)) for path in folder.iterdir()]
     numbered = sorted((int(match[1]), path) for path, match in matches if match)
     return tuple(path for _, path in numbered if is_run_folder(path))
 
@@ -272,7 +271,7 @@ def _drop_keys(document: Document, *names: str) -> Document:
 
 
 def _find_name(folder: Path) -> str:
-    """Return the folder name without a pipeline's stage number."""
-    name = folder.resolve().name
-    match = _STAGE.fullmatch(name)
+    """Return the run name without a pipeline's stage number."""
+    name = name_run(folder)
+    match = STAGE_FOLDER.fullmatch(name)
     return match[2] if match else name

@@ -47,7 +47,7 @@ def check_removable(folder: Path, root: Path) -> None:
     if not is_any_run(folder):
         raise SettingsError(f"{folder} does not contain a run", "name a run's output folder")
     tail = read_run_tail(folder)
-    if tail.is_locked or tail.find_state(time.time()) == "running":
+    if tail.is_locked or tail.find_state(time.time()) in ("running", "stopped"):
         raise SettingsError(f"{folder} is running", STOP_FIRST)
     user = next(_list_users(folder, root, tail.identity.get("run_id")), None)
     if user is not None:

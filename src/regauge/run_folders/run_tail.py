@@ -6,6 +6,7 @@ being written, and many runs at once. A missing, incomplete or damaged file leav
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -34,8 +35,14 @@ from regauge.run_folders.documents import (
     StepMetrics,
     read_document,
 )
-from regauge.run_folders.folder_lock import find_file_id, list_held_locks, read_lock_owner
+from regauge.run_folders.folder_lock import (
+    find_file_id,
+    is_owner_stopped,
+    list_held_locks,
+    read_lock_owner,
+)
 from regauge.run_folders.goodput import Goodput, compute_goodput
+from regauge.run_folders.node_status import has_stopped_rank
 from regauge.run_folders.run_folder import MARKER_FILES
 from regauge.system import jsonl
 from regauge.system.files import LOCK
@@ -46,8 +53,8 @@ if TYPE_CHECKING:
     from regauge.run_folders.documents import Document
     from regauge.run_folders.folder_lock import FileId
 
-RunState = Literal["running", "finished", "failed", "preempted", "unknown"]
-"""Run state; unknown if the run ended without recording it, as after SIGKILL."""
+RunState = Literal["running", "stopped", "finished", "failed", "preempted", "unknown"]
+"""Run state; stopped by SIGSTOP; unknown if no end was recorded, as after SIGKILL."""
 FRESH_SECONDS = 30.0
 """A run on another machine counts as running this long after its last sign of life."""
 METRICS_BYTES, LEDGER_BYTES = 1 << 14, 1 << 13
@@ -99,6 +106,8 @@ class RunTail:
     """Whether a local process holds the folder lock."""
     lock_owner: str
     """Host whose process locked the folder last; empty if unknown."""
+    is_stopped: bool
+    """Whether a signal has stopped a process of the run."""
 
     @property
     def last_launch(self) -> Document:
@@ -198,10 +207,9 @@ class RunTail:
         last_lines = self._last_lines()
         is_fresh = self.last_seen_at is not None and now - self.last_seen_at < FRESH_SECONDS
         is_open = not last_lines or any(line.get("ended_at") is None for line in last_lines)
-        if self.is_locked and (is_open or not self.has_result):
-            return "running"
-        if is_open and is_fresh and not self.has_result:
-            return "running"
+        is_active = self.is_locked and (is_open or not self.has_result)
+        if is_active or (is_open and is_fresh and not self.has_result):
+            return "stopped" if self.is_stopped else "running"
         if self.has_result:
             return "finished"
         outcomes = () if is_open else (line.get("outcome") for line in last_lines)
@@ -264,9 +272,10 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
     lines = jsonl.read_recent_lines(folder / METRICS, StepMetrics, METRICS_BYTES)
     ledger = jsonl.read_recent_lines(folder / LEDGER, LedgerLine, LEDGER_BYTES)
     summary = lines[-1].get("summary") if lines else None
-    results = [name for name in RESULT_FILES if (folder / name).is_file()]
     is_predict = is_predict_folder(folder)
     homes = list_job_folders(folder) if is_predict else [folder]
+    locked_homes = [home for home in homes if find_file_id(home / LOCK) in locks]
+    results = [name for name in RESULT_FILES if (folder / name).is_file()]
     verbs = (identity.get("verb"), done.get("verb"), *map(RESULT_FILES.get, results))
     return RunTail(
         folder=folder,
@@ -280,8 +289,10 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
         has_result=bool(results),
         result=read_document(folder / RESULT, ResultShape) if RESULT in results else {},
         last_seen_at=_find_last_seen(homes, folder / METRICS),
-        is_locked=any(find_file_id(home / LOCK) in locks for home in homes),
+        is_locked=bool(locked_homes),
         lock_owner=next(filter(None, map(read_lock_owner, homes)), ""),
+        is_stopped=any(map(is_owner_stopped, locked_homes))
+        or has_stopped_rank(folder, time.time() - FRESH_SECONDS),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.config.output_files import ATTEMPTS
+from regauge.config.run_names import name_run
 from regauge.monitoring.notify.events import EventName, EventSource
 from regauge.monitoring.notify.notifier import name_exit, open_notifier, split_remedy
 from regauge.run_folders.documents import AttemptLine
@@ -166,7 +167,7 @@ def send_run_events(
     the block, unsent events delay it by `exit_seconds` at most. Raises SettingsError if a sink's
     secret cannot be read.
     """
-    source = EventSource("train", folder.resolve().name, str(folder.resolve()))
+    source = EventSource("train", name_run(folder), str(folder.resolve()))
     with open_notifier(settings, source) as notifier:
         notifier.may_send = may_send
         yield RunEvents(notifier, settings, folder)

@@ -192,6 +192,10 @@ class ProcessFacts(NamedTuple):
 NO_PROCESS = ProcessFacts("", 0)
 
 
+STOPPED_STATES = ("T", "t")
+"""States of a process that a signal or a debugger has stopped (proc(5))."""
+
+
 def inspect_process(pid: int) -> ProcessFacts:
     """Return the state and memory of a local process."""
     fields = read_process_fields(pid)

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regauge.config import RUN_IDENTITY
 from regauge.config.output_files import ATTEMPTS, ENVIRONMENT, RESULT, SAVED_RUN
+from regauge.config.run_names import name_run
 from regauge.data.dataset import MANIFEST
 from regauge.machines.catalog import find_price
 from regauge.machines.settings import Price
@@ -134,7 +135,7 @@ def _read_run(run: Path, result: dict[str, Any] | None, step: int | None) -> _Ru
     result = result or find_json(run / RESULT, REMEDY) or {}
     environment = find_json(run / ENVIRONMENT, REMEDY) or {}
     return _Run(
-        name=run.resolve().name,
+        name=name_run(run),
         settings=find_json(run / SAVED_RUN, REMEDY) or {},
         packages=environment.get("packages", {}),
         last_attempt=jsonl.read_last_line(run / ATTEMPTS, AttemptLine) or {},

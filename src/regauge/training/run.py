@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from regauge.config import FORMAT, dump
 from regauge.config.output_files import FAULTS
+from regauge.config.run_names import name_run
 from regauge.monitoring.trackers import RunInfo, start_trackers
 from regauge.supervision import channel
 from regauge.supervision.channel import WorkerReporter
@@ -153,7 +154,7 @@ def _train(run: Run, run_id: str) -> tuple[str, FinalModel]:
 
 def _facts(context: RunContext, state: TrainState, run_id: str) -> RunInfo:
     return RunInfo(
-        name=context.folder.name,
+        name=name_run(context.folder),
         run_id=run_id,
         folder=context.folder,
         attempt=state.attempt,

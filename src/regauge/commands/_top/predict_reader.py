@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.commands._top.snapshot import Snapshot, TableRow, ViewEvent, ViewProgress
 from regauge.config.output_files import ATTEMPTS, JOB, LEDGER
+from regauge.config.run_names import name_run
 from regauge.run_folders.cost_meter import read_last_seen
 from regauge.run_folders.documents import JobShape, PaidLine, ShardLine, read_document
 from regauge.run_folders.piece_bytes import PieceBytes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 RESUME = "run the command again to resume"
 REASONS = {
     "unknown": "no end was recorded, or a job is left",
+    "stopped": "a signal has stopped the command; `kill -CONT` continues it",
     "preempted": f"stopped by a signal; {RESUME}",
     "failed": f"see the log of the command; {RESUME}",
 }
@@ -58,7 +60,7 @@ class PredictReader:
         progress = self._measure_progress(shards, seconds if state == "running" else 0.0)
         usd = tail.compute_usd(now)
         return Snapshot(
-            name=self._folder.resolve().name,
+            name=name_run(self._folder),
             verb="predict",
             state=state,
             read_at=now,

@@ -26,6 +26,7 @@ STATE_STYLES = {
     "failed": "bold red",
     "unreachable": "bold red",
     "preempted": "bold yellow",
+    "stopped": "bold yellow",
 }
 PROBLEM_STYLE = "bold yellow"
 """Style for rows and events that need attention; their words say the same."""

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from regauge.commands._top.snapshot import Snapshot, TableRow, ViewEvent, ViewProgress
+from regauge.config.run_names import name_run
 from regauge.monitoring.trackers import TRAIN_LOSS
 from regauge.run_folders.checkpoint_files import list_saved
 from regauge.run_folders.documents import FailureShape, list_failures, read_document
@@ -51,7 +52,7 @@ class TrainingReader:
             *_list_attempts(tail, failures[-MAX_ATTEMPTS:]),
         ]
         return Snapshot(
-            name=self._folder.resolve().name,
+            name=name_run(self._folder),
             verb=tail.verb or "run",
             state=state,
             read_at=now,
@@ -78,6 +79,8 @@ def _explain(tail: RunTail, state: RunState) -> str:
     outcome = str(tail.last_launch.get("outcome") or "")
     if state == "unknown" and tail.last_seen_at is not None:
         return "no end was recorded: the run was killed, or its machine was lost"
+    if state == "stopped":
+        return "a signal has stopped a process; `kill -CONT` continues it"
     if state == "running" and outcome:
         return f"attempt {tail.attempt} ended ({outcome}); the next one starts"
     if state in ("finished", "failed", "preempted"):
@@ -91,7 +94,7 @@ def _list_facts(
     if tail.attempt:
         yield f"attempt {tail.attempt}"
     if tail.began_at is not None:
-        end = now if state == "running" else tail.ended_at or tail.last_seen_at or now
+        end = now if state in ("running", "stopped") else tail.ended_at or tail.last_seen_at or now
         yield duration(max(0.0, end - tail.began_at))
     hosts = {node.host for node in nodes} or {tail.lock_owner} - {""}
     if hosts:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.config import RUN_IDENTITY, find_saved_run
 from regauge.config.output_files import LEDGER, SAVED_RUN
+from regauge.config.run_names import name_run
 from regauge.machines.machine_rates import MachineRates, build_machine, find_machine
 from regauge.planner import anchors, run_history
 from regauge.planner.anchors import Anchor
@@ -113,7 +114,7 @@ def _keep_peak(machine: MachineRates, earlier: Sequence[Anchor], precision: str)
 
 def _name_run(request: TrainingRequest, folder: Path) -> str:
     shape = request.job.shape
-    return f"{folder.resolve().name}: {shape.family} {shape.layers} x {shape.hidden}"
+    return f"{name_run(folder)}: {shape.family} {shape.layers} x {shape.hidden}"
 
 
 def median_step(lines: Sequence[Mapping[str, Any]]) -> float | None:

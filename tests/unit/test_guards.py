@@ -114,6 +114,7 @@ def test_consecutive_skips_are_counted_across_log_lines() -> None:
     for step in (4, 5):
         one.should_update(torch.tensor(math.inf), torch.ones(2))
         one.raise_if_needed(step)
+    assert one.num_skipped == 4
     one.should_update(torch.tensor(math.nan), torch.ones(2))
     with pytest.raises(RollbackError, match="3 consecutive steps were skipped, up to step 6"):
         one.raise_if_needed(6)

@@ -65,6 +65,8 @@ class Guard:
 
     def begin(self) -> None:
         """Reset the counts; the running statistics stay. Both are copied to the device as data."""
+        self.num_skipped = 0
+        """Skipped steps known from the log lines since then."""
         self._counts = torch.zeros(5).to(self._device)
         self._running_stats = [stats.cpu().to(self._device) for stats in self._running_stats]
 
@@ -122,6 +124,7 @@ class Guard:
             "a spike of the loss or the gradient norm": (spikes, self._settings.spike),
         }
         first_step = step - steps + first_bad
+        self.num_skipped += not_finite + (0 if self._settings.spike == "warn" else spikes)
         for problem, (count, action) in problems.items():
             if not count:
                 continue

@@ -78,6 +78,7 @@ class MetricsWindow:
             AVERAGED_STEPS: self._num_steps,
             "train/learning_rate": state.lr_schedule.rate_at(state.step - 1),
             "train/grad_norm": float(self._norm),
+            "train/skipped_steps": state.guard.num_skipped or None,
             "train/tokens_per_second": tokens / seconds,
             "train/padding_fraction": 1 - tokens / max(computed_tokens, 1),
             "train/epoch": state.step / context.steps_per_epoch,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -96,7 +97,8 @@ class MonitorSystem:
         """Write the address file of a run, as its exporter does; return the file."""
         path = self.root / run / "exporters" / "rank-0.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps([{"targets": [address]}]))
+        group = {"targets": [address], "labels": {"node": socket.gethostname()}}
+        path.write_text(json.dumps([group]))
         return path
 
 

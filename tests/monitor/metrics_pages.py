@@ -64,7 +64,7 @@ class Vocabulary:
             return
         yield f"{metric.name}{self._format_labels(metric)} {self._find_value(metric, seconds)}"
         if metric is RANK_ALIVE:
-            yield f'{metric.name}{{run="a",rank="1"}} 1'
+            yield f'{metric.name}{{run="a",run_id="run_id",rank="1"}} 1'
 
     @staticmethod
     def _format_labels(metric: Metric) -> str:
@@ -79,9 +79,9 @@ class Vocabulary:
         if name.endswith("timestamp_seconds"):
             return self._began_at - 3600 if self.is_bad else now
         values = {
-            "train_loss": float("nan"),
             "train_tokens_total": 0.0,
             "rank_alive": 0.0,
+            "rank_stopped": 1.0,
             "serve_workers": 0.0,
             "serve_draining": 1.0,
             "serve_queue_wait_seconds": 9.0,

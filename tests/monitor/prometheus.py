@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ from regauge.system.processes import find_free_port
 
 START_SECONDS = 60.0
 CONFIGURATION = """
-global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}}
+rule_files: {rules}
 scrape_configs:
   - job_name: regauge
     file_sd_configs: [{{files: ["{files}"], refresh_interval: 500ms}}]
@@ -43,11 +44,13 @@ class Prometheus:
 
 
 @contextmanager
-def start_prometheus(folder: Path, exporters: Path) -> Iterator[Prometheus]:
+def start_prometheus(
+    folder: Path, exporters: Path, rules: Sequence[str] = ()
+) -> Iterator[Prometheus]:
     """Start a server that scrapes the exporters whose addresses are in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     configuration = folder / "prometheus.yml"
-    configuration.write_text(CONFIGURATION.format(files=exporters / "*.json"))
+    configuration.write_text(CONFIGURATION.format(files=exporters / "*.json", rules=[*rules]))
     port = find_free_port()
     command = [
         "prometheus",

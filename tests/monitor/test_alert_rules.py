@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from monitor.rule_tests import find_alerts, require_promtool, write_rules
+from monitor.rule_tests import find_alerts, find_values, require_promtool, write_rules
 from regauge.cli import main
+from regauge.monitoring.dashboard_files import build_dashboards, list_expressions
 from regauge.monitoring.prometheus_settings import AlertThresholds
 from regauge.monitoring.rule_files import build_alert_rules
 
@@ -44,8 +45,29 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "RegaugeRunFailed": Case(
+        {
+            'regauge_run_failed{run="a",instance="n:1"}': "0x60 1 stale",
+            'regauge_run_failed{run="a",instance="n:2"}': (None, "_x64 0x20"),
+        },
+        "Run a has failed",
+        "17m",
+    ),
+    "RegaugeAttemptFailed": Case(
+        {
+            'regauge_run_failures_total{run="a",kind="hang"}': ("0x60 1x20", "1x80"),
+            'regauge_run_failures_total{run="a",kind="preempted"}': "0x60 1x20",
+        },
+        "run a failed (hang)",
+        "16m",
+    ),
     "RegaugeRankDead": Case(
         {'regauge_rank_alive{run="a",rank="3"}': ("0x80", "1x80")}, "rank 3 of run a"
+    ),
+    "RegaugeRankStopped": Case(
+        {'regauge_rank_stopped{run="a",rank="3"}': ("0x60 1x20", "0x60 1x1 0x19")},
+        "rank 3 of run a",
+        "16m",
     ),
     "RegaugeNoProgress": Case(
         {
@@ -56,8 +78,8 @@ CASES = {
         },
         "Rank 1 is stopped, or was silent first",
     ),
-    "RegaugeLossNotFinite": Case(
-        {'regauge_train_loss{run="a"}': ("2x40" + 40 * " NaN", "2x80")}, "of run a is NaN"
+    "RegaugeStepsSkipped": Case(
+        {'regauge_train_skipped_steps_total{run="a"}': ("0x70 3x10", "3x80")}, "Run a skipped 3"
     ),
     "RegaugeStraggler": Case(
         {
@@ -206,20 +228,57 @@ def test_an_alert_fires_on_its_condition_only(alert: str, tmp_path: Path) -> Non
     assert find_alerts(tmp_path, alert, case.select(1), case.at) == ""
 
 
-def test_a_loss_of_infinity_fires(tmp_path: Path) -> None:
-    series = {'regauge_train_loss{run="a"}': "2x40" + 40 * " +Inf"}
-    assert "is +Inf" in find_alerts(tmp_path, "RegaugeLossNotFinite", series, "15m")
-
-
 def test_a_slow_evaluation_that_still_beats_is_progress(tmp_path: Path) -> None:
     series = {
         'regauge_rank_step_timestamp_seconds{run="a",rank="0"}': "10x80",
         'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "0+15x80",
         'regauge_rank_phase{run="a",rank="0",phase="evaluate"}': "1x80",
+        'regauge_rank_silence_limit_seconds{run="a",rank="0"}': "60x80",
     }
     assert find_alerts(tmp_path, "RegaugeNoProgress", series, "20m") == ""
     series['regauge_rank_beat_timestamp_seconds{run="a",rank="0"}'] = "10x80"
     assert "Run a" in find_alerts(tmp_path, "RegaugeNoProgress", series, "20m")
+
+
+def test_a_compile_phase_within_its_limit_is_progress(tmp_path: Path) -> None:
+    series = {
+        'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "10x80",
+        'regauge_rank_phase{run="a",rank="0",phase="compile"}': "1x80",
+        'regauge_rank_silence_limit_seconds{run="a",rank="0"}': "900x80",
+    }
+    assert find_alerts(tmp_path, "RegaugeNoProgress", series, "12m") == ""
+    assert "Run a" in find_alerts(tmp_path, "RegaugeNoProgress", series, "16m")
+
+
+def build_two_runs() -> dict[str, str]:
+    """Return two runs of one name: one makes steps, and the other has stopped after 10 minutes."""
+    series = {}
+    for run_id, is_stopped in (("1", False), ("2", True)):
+        labels = f'run="model",run_id="{run_id}"'
+        times = "0+15x40 600x40" if is_stopped else "0+15x80"
+        for name in ("step", "beat"):
+            series[f'regauge_rank_{name}_timestamp_seconds{{{labels},rank="0"}}'] = times
+        series[f'regauge_rank_step{{{labels},rank="0"}}'] = "0+15x80"
+        delay = "0.25x80" if is_stopped else "0x80"
+        series[f'regauge_rank_straggler_delay_seconds{{{labels},rank="0"}}'] = delay
+        for name, value in (("alive", 1), ("progressing", 1), ("healthy", 0)):
+            series[f'regauge_rank_{name}{{{labels},rank="0"}}'] = f"{value}x80"
+        series[f"regauge_run_cost_usd_total{{{labels}}}"] = "95x80" if is_stopped else "10x80"
+        series[f"regauge_run_budget_usd{{{labels}}}"] = "100x80"
+    return series
+
+
+@pytest.mark.parametrize("alert", ["RegaugeNoProgress", "RegaugeStraggler", "RegaugeBudgetNear"])
+def test_two_runs_with_one_name_are_apart(alert: str, tmp_path: Path) -> None:
+    report = find_alerts(tmp_path, alert, build_two_runs(), "19m")
+    assert 'run_id="2"' in report
+    assert 'run_id="1"' not in report
+
+
+def test_the_panel_of_ranks_shows_two_runs_with_one_name(tmp_path: Path) -> None:
+    panel = list_expressions(build_dashboards()["regauge-training"])[0].replace("$run", ".+")
+    report = find_values(tmp_path, panel, build_two_runs(), "19m")
+    assert report.count('run="model"') == report.count(" 2E+00") == 2
 
 
 def test_a_stopped_rank_is_named_if_another_one_was_silent_before(tmp_path: Path) -> None:

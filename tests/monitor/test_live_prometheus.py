@@ -119,7 +119,7 @@ def test_an_alert_is_sent_when_it_fires_and_when_it_resolves(system: MonitorSyst
     system.vocabulary.is_bad = False
     assert wait_for(lambda: alert not in system.list_firing())
     assert wait_for(lambda: system.webhook.find_state(alert) == "resolved")
-    others = {"RegaugeRankDead", "RegaugeServeNoWorker", "RegaugeLossNotFinite"}
+    others = {"RegaugeRankDead", "RegaugeServeNoWorker", "RegaugeRankStopped"}
     assert wait_for(lambda: not others & system.list_firing())
 
 

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from regauge.config import build
 from regauge.monitoring import exporter, vocabulary
-from regauge.monitoring.exporter import EXPORTERS, Exporter, export_metrics, find_targets, listen
+from regauge.monitoring.exporter import (
+    EXPORTERS,
+    MIN_RENDER_SECONDS,
+    Exporter,
+    export_metrics,
+    find_targets,
+    listen,
+)
 from regauge.monitoring.exposition import MAX_LABEL_CHARACTERS, MAX_SERIES, render_samples
 from regauge.monitoring.polled_source import PolledSource
 from regauge.monitoring.settings import Monitoring
 from regauge.monitoring.vocabulary import Sample
-from regauge.system.errors import SettingsError
+from regauge.system.errors import DataError, PreemptedError, SettingsError
+from regauge.system.timing import wait_for
 
 SAMPLED = [metric for metric in vocabulary.METRICS if metric.type != "histogram"]
 
@@ -62,13 +71,15 @@ def test_promtool_accepts_every_metric() -> None:
 
 
 def test_values_that_are_not_finite_are_exported() -> None:
-    sample = Sample(vocabulary.TRAIN_LOSS, float("nan"), ("run",))
-    assert 'regauge_train_loss{run="run"} NaN' in render_samples(lambda: [sample]).decode()
+    sample = Sample(vocabulary.TRAIN_LOSS, float("nan"), ("run", "1"))
+    assert (
+        'regauge_train_loss{run="run",run_id="1"} NaN' in render_samples(lambda: [sample]).decode()
+    )
 
 
 def test_series_and_labels_are_bounded() -> None:
     metric = vocabulary.EVALUATION_SCORE
-    samples = [Sample(metric, n, ("run", f"{n}" + "x" * 1000)) for n in range(MAX_SERIES + 10)]
+    samples = [Sample(metric, n, ("run", "1", f"{n}" + "x" * 1000)) for n in range(MAX_SERIES + 10)]
     (family,) = text_string_to_metric_families(render_samples(lambda: samples).decode())
     assert len(family.samples) == MAX_SERIES
     assert max(len(s.labels["metric"]) for s in family.samples) == MAX_LABEL_CHARACTERS
@@ -177,10 +188,63 @@ def test_the_address_is_in_the_folder_during_the_run(tmp_path: Path) -> None:
     dead.write_text(json.dumps([{"targets": ["127.0.0.1:1"]}]))
     with export_metrics(settings, tmp_path, example_samples) as running:
         assert running is not None
-        assert find_targets(tmp_path) == [f"127.0.0.1:{running.port}"]
+        address = f"127.0.0.1:{running.port}"
+        assert find_targets(tmp_path) == {address: socket.gethostname()}
         assert "regauge_run_attempt" in fetch(running.port)
     assert not find_targets(tmp_path)
     assert not (tmp_path / EXPORTERS).exists()
+
+
+def test_several_runs_write_their_addresses_to_one_folder(tmp_path: Path) -> None:
+    targets = tmp_path / "targets"
+    settings = build(Monitoring, {"port": 0, "targets_folder": str(targets)})
+    with export_metrics(settings, tmp_path / "run", example_samples) as running:
+        assert running is not None
+        (path,) = targets.glob("*.json")
+        (group,) = json.loads(path.read_text())
+        assert group["targets"] == [f"127.0.0.1:{running.port}"]
+        assert group["labels"] == {"node": socket.gethostname()}
+    assert not list(targets.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "value"),
+    [(DataError("a", "b"), 1), (ValueError("a"), 1), (PreemptedError("a", "b"), None)],
+    ids=["data", "bug", "stopped"],
+)
+def test_the_end_of_a_failed_run_is_read(
+    error: Exception, value: int | None, tmp_path: Path
+) -> None:
+    """A reader at intervals sees the failure, because the end waits for it."""
+    texts: list[str] = []
+    is_over = threading.Event()
+
+    def read(port: int) -> None:
+        with suppress(OSError):
+            while not is_over.wait(MIN_RENDER_SECONDS / 4):
+                texts.append(fetch(port))
+
+    def run_and_fail() -> threading.Thread:
+        settings = build(Monitoring, {"port": 0})
+        with (
+            suppress(type(error)),
+            export_metrics(
+                settings, tmp_path, example_samples, find_run=lambda: ("a", "1")
+            ) as running,
+        ):
+            assert running is not None
+            reader = threading.Thread(target=read, args=[running.port])
+            reader.start()
+            wait_for(lambda: running._read_seconds > 0, 60)
+            raise error
+        return reader
+
+    reader = run_and_fail()
+    is_over.set()
+    reader.join()
+    name = 'regauge_run_failed{run="a",run_id="1"} '
+    assert f"{name}0.0" in texts[0]
+    assert (f"{name}1.0" in texts[-1]) == (value == 1)
 
 
 def test_nothing_is_served_by_default(tmp_path: Path) -> None:

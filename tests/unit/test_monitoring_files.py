@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,7 @@ def test_a_run_file_sets_the_thresholds(tmp_path: Path) -> None:
         ("prometheus.alerts.progres_seconds=1", "progress_seconds"),
         ("prometheus.alerts.goodput_ratio=2", "goodput_ratio"),
         ('prometheus.targets=["http://a:1/x"]', "write it as localhost:9400"),
+        ('prometheus.servers=["a"]', "write it as localhost:9400"),
         ("prometheus.webhook=hooks", "write it as https://host/path"),
     ],
 )
@@ -172,14 +174,29 @@ def test_targets_are_found_in_runs_and_stages(tmp_path: Path) -> None:
     for number, folder in enumerate((".", "a", "b/2-train", "c/d/e")):
         path = tmp_path / folder / "exporters" / "rank-0.json"
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps([{"targets": [f"10.0.0.{number}:9464"]}]))
+        group = {"targets": [f"10.0.0.{number}:9464"], "labels": {"node": f"node-{number}"}}
+        path.write_text(json.dumps([group]))
     for name, text in (("empty", ""), ("damaged", '[{"targets": '), ("other", '{"targets": 1}')):
         path = tmp_path / name / "exporters" / "rank-0.json"
         path.parent.mkdir(parents=True)
         path.write_text(text)
     groups = find_scrape_targets(tmp_path)
     assert [group["targets"] for group in groups] == [[f"10.0.0.{n}:9464"] for n in range(4)]
-    assert groups[1]["labels"] == {"node": "10.0.0.1"}
+    assert groups[1]["labels"] == {"node": "node-1"}
+
+
+def test_a_server_with_api_keys_gets_the_key(tmp_path: Path) -> None:
+    key, folder = tmp_path / "key.txt", tmp_path / "m"
+    key.write_text("secret\n")
+    changes = ['prometheus.servers=["a:8080"]', f"prometheus.server_key_file={key}"]
+    assert main(["monitor", "write", str(folder), 'prometheus.targets=["b:9400"]', *changes]) == 0
+    text = (folder / "prometheus.yml").read_text()
+    jobs = {job["job_name"]: job for job in yaml.safe_load(text)["scrape_configs"]}
+    assert jobs["regauge-servers"]["authorization"] == {"credentials_file": str(key)}
+    assert "authorization" not in jobs["regauge-targets"]
+    assert "secret" not in text
+    if shutil.which("promtool"):
+        assert main(["monitor", "check", str(folder)]) == 0
 
 
 def build_alert_table() -> str:

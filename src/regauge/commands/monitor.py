@@ -100,7 +100,10 @@ def run_servers(
         raise SettingsError(f"no folder {root}", "name the folder of the runs")
     target = to or root / DEFAULT_NAME
     addresses = [group["targets"][0] for group in local.find_scrape_targets(root)]
-    answer: Answer = {"folder": str(target), "targets": [*addresses, *settings.targets]}
+    answer: Answer = {
+        "folder": str(target),
+        "targets": [*addresses, *settings.targets, *settings.servers],
+    }
     local.find_programs()
     if dry_run:
         return commands.show(answer, as_json=as_json)

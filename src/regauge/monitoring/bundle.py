@@ -108,13 +108,13 @@ def _build_prometheus(settings: Prometheus) -> dict[str, Any]:
             "file_sd_configs": [{"files": [TARGETS_FILE], "refresh_interval": interval}],
         }
     ]
-    if settings.targets:
-        jobs.append(
-            {
-                "job_name": f"{JOB}-targets",
-                "static_configs": [{"targets": list(settings.targets)}],
-            }
-        )
+    for name, targets in (("targets", settings.targets), ("servers", settings.servers)):
+        if targets:
+            static = {"static_configs": [{"targets": list(targets)}]}
+            jobs.append({"job_name": f"{JOB}-{name}", **static})
+    if settings.servers and settings.server_key_file is not None:
+        path = Path(settings.server_key_file).expanduser().absolute()
+        jobs[-1]["authorization"] = {"credentials_file": str(path)}
     alertmanager = {"targets": [f"127.0.0.1:{settings.alertmanager_port}"]}
     return {
         "global": {
@@ -136,7 +136,7 @@ def _build_alertmanager(settings: Prometheus) -> dict[str, Any]:
     return {
         "route": {
             "receiver": "default",
-            "group_by": ["alertname", "run", "instance"],
+            "group_by": ["alertname", "run", "run_id", "instance"],
             "group_wait": f"{min(10, settings.scrape_seconds)}s",
             "group_interval": f"{settings.scrape_seconds}s",
             "repeat_interval": "4h",

@@ -15,20 +15,30 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.system.errors import DataError, SettingsError
+from regauge.monitoring.vocabulary import RUN_FAILED, Sample
+from regauge.system import timing
+from regauge.system.errors import (
+    DataError,
+    LimitReachedError,
+    SettingsError,
+    StopSignalError,
+)
 from regauge.system.files import write_atomic
 from regauge.system.json_files import read_json_list
 from regauge.system.log import logger
+from regauge.system.stop_signals import EXIT_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from regauge.monitoring.settings import Monitoring
-    from regauge.monitoring.vocabulary import Sample
+    from regauge.monitoring.vocabulary import RunLabels
 
+NO_FAILURES = (0, LimitReachedError.exit_code, *EXIT_CODES)
+"""Exit codes after a limit or a stop signal."""
 EXPORTERS = "exporters"
 """Output subfolder with each exporter's address, in a file `<host>-<pid>.json` in Prometheus'
 file_sd format."""
@@ -41,6 +51,8 @@ ACCEPT_PAUSE_SECONDS = 0.05
 MAX_REQUEST_BYTES = 8192
 MIN_RENDER_SECONDS = 1.0
 """Age below which metrics are sent again instead of collected again."""
+MAX_READ_SECONDS = 60.0
+"""Maximum wait for a last read after a failure."""
 CLOSE_SECONDS = 2.0
 """Maximum wait for the thread at the end; it may be blocked by a file system."""
 BACKLOG = 16
@@ -55,6 +67,9 @@ class Exporter:
         listener.settimeout(0)
         self.port: int = listener.getsockname()[1]
         self._rendered_at, self._text = float("-inf"), b""
+        self._sent_at = float("-inf")
+        """When the newest metrics that a client has got were collected."""
+        self._read_seconds = 0.0
         self._wake_end, self._stop_end = socket.socketpair()
         self._wake_end.settimeout(0)
         self._thread = threading.Thread(target=self._run, name="exporter", daemon=True)
@@ -64,6 +79,12 @@ class Exporter:
         """Stop the server; waits for a bounded time."""
         self._stop_end.close()
         self._thread.join(CLOSE_SECONDS)
+
+    def wait_for_read(self) -> None:
+        """Wait for the next read, unless nobody reads at intervals; ends after two of these."""
+        began_at, limit = time.monotonic(), min(2 * self._read_seconds, MAX_READ_SECONDS)
+        with suppress(StopSignalError):
+            timing.wait_for(lambda: self._sent_at > began_at, limit)
 
     def _run(self) -> None:
         with self._listener, self._wake_end:
@@ -109,6 +130,7 @@ class Exporter:
                 request = await _read_request(connection)
                 await loop.sock_sendall(connection, self._respond(request))
                 connection.shutdown(socket.SHUT_WR)
+                self._sent_at = self._rendered_at
                 while await loop.sock_recv(connection, MAX_REQUEST_BYTES):
                     pass  # a client that still sends would lose the answer to a reset
 
@@ -136,6 +158,8 @@ class Exporter:
         now = time.monotonic()
         if now - self._rendered_at >= MIN_RENDER_SECONDS:
             self._text = self._render()
+            if self._rendered_at > 0:
+                self._read_seconds = max(self._read_seconds, now - self._rendered_at)
             self._rendered_at = now
         return self._text
 
@@ -192,12 +216,15 @@ def export_metrics(
     read_samples: Callable[[], Iterable[Sample]],
     *,
     port_offset: int = 0,
+    find_run: Callable[[], RunLabels] | None = None,
 ) -> Iterator[Exporter | None]:
     """Serve samples within the block, if `monitoring.port` is set.
 
-    The address is written to the subfolder EXPORTERS. Processes on one machine add their offset to
-    the port. Raises SettingsError if the address cannot be used or prometheus-client is not
-    installed.
+    The address is written to the subfolder EXPORTERS, and to `monitoring.targets_folder`. Processes
+    on one machine add their offset to the port. With `find_run`, a failure of the block is exported
+    for that run, and the end waits until Prometheus has read it.
+
+    Raises SettingsError if the address cannot be used or prometheus-client is not installed.
     """
     if settings.port is None:
         yield None
@@ -208,21 +235,44 @@ def export_metrics(
         remedy = "pip install 'regauge[monitor]', or leave monitoring.port out"
         raise SettingsError(f"monitoring.port needs a package: {error}", remedy) from None
 
+    has_failed = False
+
+    def render() -> bytes:
+        failed = () if find_run is None else (Sample(RUN_FAILED, has_failed, find_run()),)
+        return render_samples(lambda: (*read_samples(), *failed))
+
     port = settings.port + port_offset if settings.port else 0
-    exporter = Exporter(listen(settings.host, port), lambda: render_samples(read_samples))
-    path = folder / EXPORTERS / f"{os.uname().nodename}-{os.getpid()}.json"
+    exporter = Exporter(listen(settings.host, port), render)
+    folders = [Path(name) for name in (folder / EXPORTERS, settings.targets_folder) if name]
     try:
-        _remove_stale_addresses(path.parent)
         target = f"{_find_reachable_host(settings.host)}:{exporter.port}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps([{"targets": [target]}]) + "\n", durable=False)
+        for addresses in folders:
+            _write_address(addresses, target)
         logger.info("Metrics: http://%s%s", target, METRICS_PATH)
         yield exporter
+    except Exception as error:
+        has_failed = find_run is not None and getattr(error, "exit_code", 1) not in NO_FAILURES
+        if has_failed:
+            exporter.wait_for_read()
+        raise
     finally:
         exporter.close()
         with suppress(OSError):
-            path.unlink(missing_ok=True)
-            path.parent.rmdir()
+            for addresses in folders:
+                _find_address_file(addresses).unlink(missing_ok=True)
+            folders[0].rmdir()
+
+
+def _write_address(folder: Path, target: str) -> None:
+    """Write an address for Prometheus, with the node that also names this machine's devices."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_stale_addresses(folder)
+    groups = [{"targets": [target], "labels": {"node": os.uname().nodename}}]
+    write_atomic(_find_address_file(folder), json.dumps(groups) + "\n", durable=False)
+
+
+def _find_address_file(folder: Path) -> Path:
+    return folder / f"{os.uname().nodename}-{os.getpid()}.json"
 
 
 def _remove_stale_addresses(folder: Path) -> None:
@@ -246,11 +296,13 @@ def _find_reachable_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def find_targets(folder: Path) -> list[str]:
-    """Return the exporter addresses, `host:port`, for an output folder."""
-    targets: list[str] = []
+def find_targets(folder: Path) -> dict[str, str]:
+    """Return exporter address, `host:port` -> node, for an output folder."""
+    nodes: dict[str, str] = {}
     for path in sorted((folder / EXPORTERS).glob("*.json")):
         with suppress(DataError):
             for group in read_json_list(path, "remove it"):
-                targets += group.get("targets", []) if isinstance(group, dict) else []
-    return targets
+                if isinstance(group, dict):
+                    node = str((group.get("labels") or {}).get("node", ""))
+                    nodes |= dict.fromkeys(group.get("targets", []), node)
+    return nodes

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 3
 """How many folder levels below the root to search for runs, such as pipeline stages."""
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 ALERTMANAGER_PROGRAMS = ("alertmanager", "prometheus-alertmanager")
 """Program names: the project's, and the Debian package's."""
 HOST = "127.0.0.1"
@@ -169,22 +168,17 @@ def _is_ready(url: str) -> bool:
 def find_scrape_targets(root: Path) -> list[dict[str, Any]]:
     """Return the targets for runs below a folder, in file_sd format.
 
-    A target's `node` label is its host, or this machine's name for a loopback address.
+    A target's `node` label is the name of its machine.
     """
     patterns = ("*/" * depth + EXPORTERS for depth in range(MAX_DEPTH + 1))
     folders = [path.parent for pattern in patterns for path in root.glob(pattern)]
-    targets = sorted({target for folder in folders for target in find_targets(folder)})
-    return [{"targets": [target], "labels": {"node": _find_node(target)}} for target in targets]
+    nodes = {target: node for folder in folders for target, node in find_targets(folder).items()}
+    return [{"targets": [target], "labels": {"node": nodes[target]}} for target in sorted(nodes)]
 
 
 def write_targets(folder: Path, targets: list[dict[str, Any]]) -> None:
     """Write the targets for Prometheus, which reads the file again when it changes."""
     write_atomic(folder / TARGETS_FILE, json.dumps(targets, indent=1) + "\n", durable=False)
-
-
-def _find_node(target: str) -> str:
-    host = target.rpartition(":")[0]
-    return socket.gethostname() if host in LOOPBACK_HOSTS else host
 
 
 def watch_runs(root: Path, servers: MonitoringServers) -> None:

@@ -14,7 +14,7 @@ class AlertThresholds(Settings):
     """Limits beyond which an alert fires."""
 
     alive_seconds: int = Field(default=30, ge=1)
-    """Seconds without a rank process, a ready worker, or an answer from a scrape target."""
+    """Seconds without a running rank process, a ready worker, or an answer from a scrape target."""
     progress_seconds: int = Field(default=300, ge=1)
     """Seconds without a finished step."""
     checkpoint_seconds: int = Field(default=1800, ge=1)
@@ -32,7 +32,7 @@ class AlertThresholds(Settings):
     drain_seconds: int = Field(default=60, ge=1)
     """Seconds within which a server ends after it stops accepting requests."""
     error_seconds: int = Field(default=600, ge=1)
-    """Seconds for which a device error keeps firing after it occurred."""
+    """Seconds for which a device error or a failure keeps firing after it occurred."""
     missing_seconds: int = Field(default=300, ge=1)
     """Seconds after which a missing metric is reported."""
     zero_seconds: int = Field(default=1800, ge=1)
@@ -51,7 +51,11 @@ class Prometheus(Settings):
     retention_days: int = Field(default=15, ge=1)
     """Prometheus data retention in days."""
     targets: tuple[str, ...] = ()
-    """Other targets as `host:port`, such as device exporters and servers."""
+    """Other targets as `host:port`, such as device exporters and servers without API keys."""
+    servers: tuple[str, ...] = ()
+    """Servers as `host:port` that get the key in `server_key_file`."""
+    server_key_file: str | None = None
+    """File with the API key, and nothing else, for the metrics of `servers`."""
     run_port: int = Field(default=9464, ge=1, le=65535)
     """Metrics port of runs and servers on Kubernetes, as set in their run files."""
     webhook: str | None = None
@@ -59,7 +63,7 @@ class Prometheus(Settings):
     alerts: AlertThresholds = AlertThresholds()
     """Limits beyond which an alert fires."""
 
-    @field_validator("targets")
+    @field_validator("targets", "servers")
     @classmethod
     def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         for target in targets:

@@ -18,6 +18,9 @@ class Monitoring(Settings):
     If another program uses the port, the run warns and takes a free one."""
     host: str = "127.0.0.1"
     """IP address for the metrics. `0.0.0.0` serves them to every machine, without a password."""
+    targets_folder: str | None = None
+    """Folder that gets the address of the metrics while the run exports them, as a file for the
+    service discovery of Prometheus. Runs may share it; by default only `exporters` gets one."""
     notifications: Notifications = Notifications()
     """Events that people receive by webhook, chat or e-mail."""
 

@@ -2,7 +2,7 @@
 
 Names follow the Prometheus conventions: base units, `_total` for counters, `_ratio` for fractions,
 and times as timestamps, so that an age is `time() - timestamp`. Labels have few values: they never
-contain a step, a text or a request. The label `run` is the output folder name.
+contain a step, a text or a request. The label `run` is the name of a run, and `run_id` is unique.
 
 Source of the conventions: https://prometheus.io/docs/practices/naming/
 """
@@ -14,10 +14,14 @@ from typing import Literal
 
 MetricType = Literal["gauge", "counter", "histogram", "info"]
 PREFIX = "regauge"
-RUN = ("run",)
-RANK = ("run", "rank")
+RUN = ("run", "run_id")
+RANK = (*RUN, "rank")
 SERVED_MODEL = ("model",)
 DEVICE = ("device",)
+
+
+RunLabels = tuple[str, str]
+"""Label values of a run, in the order of RUN."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,14 @@ RUN_INFO = Metric(
     f"{PREFIX}_run_info",
     "info",
     "Identity of a run; the value is 1.",
-    ("run", "run_id", "verb", "version"),
+    (*RUN, "verb", "version"),
 )
 RUN_ATTEMPT = _gauge("run_attempt", RUN, "Number of the current attempt; the first one is 1.")
-RUN_FAILURES = _counter("run_failures", ("run", "kind"), "Failed attempts by kind of failure.")
+RUN_FAILURES = _counter("run_failures", (*RUN, "kind"), "Failed attempts by kind of failure.")
+RUN_FAILED = _gauge("run_failed", RUN, "Whether the command has failed for good (1) or not (0).")
 RUN_COST = _counter("run_cost_usd", RUN, "Cost of the run so far in US dollars.")
 RUN_BUDGET = _gauge("run_budget_usd", RUN, "Cost at which the run stops, in US dollars.")
-RUN_TIME = _counter("run_time_seconds", ("run", "account"), "Time of the run by account.")
+RUN_TIME = _counter("run_time_seconds", (*RUN, "account"), "Time of the run by account.")
 RUN_GOODPUT = _gauge("run_goodput_ratio", RUN, "Productive share of the time of the run.")
 RUN_PLANNED_STEPS = _gauge("run_planned_steps", RUN, "Number of steps of the whole run.")
 RUN_CHECKPOINT_STEP = _gauge("run_checkpoint_step", RUN, "Step of the newest whole checkpoint.")
@@ -84,7 +89,10 @@ RANK_BEAT_TIMESTAMP = _gauge(
 RANK_STEP_TIMESTAMP = _gauge(
     "rank_step_timestamp_seconds", RANK, "Time at which a rank finished its last step."
 )
-RANK_PHASE = _gauge("rank_phase", ("run", "rank", "phase"), "1 for the current phase of a rank.")
+RANK_PHASE = _gauge("rank_phase", (*RANK, "phase"), "1 for the current phase of a rank.")
+RANK_SILENCE_LIMIT = _gauge(
+    "rank_silence_limit_seconds", RANK, "Silence after which the attempt ends, in this phase."
+)
 RANK_MEMORY = _gauge("rank_resident_memory_bytes", RANK, "Resident memory of a rank's process.")
 RANK_DEVICE_MEMORY = _gauge(
     "rank_device_memory_bytes", RANK, "Device memory that a rank has allocated at most."
@@ -103,8 +111,13 @@ TRAIN_TOKEN_RATE = _gauge("train_tokens_per_second", RUN, "Throughput of tokens,
 TRAIN_PADDING = _gauge("train_padding_ratio", RUN, "Share of the computed tokens that is padding.")
 TRAIN_MFU = _gauge("train_mfu_ratio", RUN, "Model FLOPs utilization of the devices.")
 TRAIN_COMPILED_GRAPHS = _counter("train_compiled_graphs", RUN, "Graphs that were compiled.")
+TRAIN_SKIPPED_STEPS = _counter(
+    "train_skipped_steps",
+    RUN,
+    "Steps without an update, after a spike or a non-finite gradient.",
+)
 EVALUATION_SCORE = _gauge(
-    "evaluation_score", ("run", "metric"), "Last value of a metric of an evaluation."
+    "evaluation_score", (*RUN, "metric"), "Last value of a metric of an evaluation."
 )
 
 PREDICT_RECORDS = _counter("predict_records", RUN, "Records in finished shards.")
@@ -112,7 +125,7 @@ PREDICT_FAILED_RECORDS = _counter("predict_failed_records", RUN, "Records withou
 PREDICT_STATES = ("finished", "running", "requeued")
 """Shard states; a shard that has not started is in none of them."""
 PREDICT_SHARDS = _gauge(
-    "predict_shards", ("run", "state"), "Shards by state: finished, running or requeued."
+    "predict_shards", (*RUN, "state"), "Shards by state: finished, running or requeued."
 )
 PREDICT_WORKERS = _gauge("predict_workers", RUN, "Worker processes.")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from regauge.monitoring.vocabulary import Metric
+    from regauge.monitoring.vocabulary import Metric, RunLabels
     from regauge.run_folders.documents import Document
 
 GAUGES: dict[str, Metric] = {
@@ -41,10 +41,13 @@ GAUGES: dict[str, Metric] = {
     "train/mfu": vocabulary.TRAIN_MFU,
 }
 """Metric in `metrics.jsonl` -> exported metric."""
+SKIPPED_STEPS = "train/skipped_steps"
+"""Metric in `metrics.jsonl` that counts from the start of each attempt; absent for 0."""
 MAX_SCORES = 100
 """Maximum number of exported evaluation metrics."""
 MAX_LEDGER_AGE_SECONDS = 60.0
-"""If the last ledger line is younger, the time since then does not count as idle."""
+"""If the last ledger line is younger, goodput does not count the time since then. The idle counter
+never does: this time may be booked to another account by the next line."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,18 @@ class RankHealth:
 class RunFiles:
     """Reads the files in an output folder as samples."""
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self._folder, self._labels = folder, (run,)
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._labels = folder, ("", "")
         self._ledger = jsonl.Tail(folder / LEDGER, LedgerLine)
         self._metrics = jsonl.Tail(folder / METRICS, jsonl.StepLine)
         self._attempts = jsonl.Tail(folder / ATTEMPTS, AttemptLine)
         self._launches: list[Document] = []
+        self._written_at: float | None = None
         self._last_line: Document = {}
         self._max_seconds: dict[str, float] = {}
         self._max_tokens = [0, 0]
         self._graphs_by_attempt: dict[int, int] = {}
+        self._skipped_by_attempt: dict[int, float] = {}
         self._gauges: dict[Metric, float] = {}
         self._scores: dict[str, float] = {}
 
@@ -86,9 +91,12 @@ class RunFiles:
         straggler = self._last_line.get("straggler") or {"rank": None, "delay_seconds": 0.0}
         return RankHealth(straggler["rank"], straggler["delay_seconds"], math.isfinite(loss))
 
-    def read_samples(self) -> Iterator[Sample]:
+    def read_samples(self, run: RunLabels) -> Iterator[Sample]:
         """Read the new lines, and yield all samples."""
+        self._labels = run
         self._launches += self._attempts.read()
+        with suppress(OSError):  # before the lines, so that none is newer
+            self._written_at = (self._folder / LEDGER).stat().st_mtime
         for line in self._ledger.read():
             self._add_ledger_line(line)
         for line in self._metrics.read():
@@ -117,7 +125,9 @@ class RunFiles:
             number = jsonl.parse_number(value)
             if number is None:
                 continue
-            if name in GAUGES:
+            if name == SKIPPED_STEPS:
+                self._skipped_by_attempt[line["attempt"]] = number
+            elif name in GAUGES:
                 self._gauges[GAUGES[name]] = number
             elif is_evaluation_metric(name) and (
                 name in self._scores or len(self._scores) < MAX_SCORES
@@ -139,10 +149,12 @@ class RunFiles:
     def _describe_ledger(self) -> Iterator[Sample]:
         if not self._last_line:
             return
-        goodput = compute_goodput(self._launches, self._last_line, self._find_end())
+        alive_at = max(self._written_at or 0.0, time.time() - MAX_LEDGER_AGE_SECONDS)
+        goodput = compute_goodput(self._launches, self._last_line, alive_at)
         if goodput is not None and goodput.total_seconds > 0:
             yield Sample(vocabulary.RUN_GOODPUT, goodput.fraction, self._labels)
-        idle = 0.0 if goodput is None else goodput.seconds[IDLE]
+        booked = compute_goodput(self._launches, self._last_line, self._written_at)
+        idle = 0.0 if booked is None else booked.seconds[IDLE]
         self._max_seconds[IDLE] = max(self._max_seconds.get(IDLE, 0.0), idle)
         for account, value in self._max_seconds.items():
             yield Sample(vocabulary.RUN_TIME, value, (*self._labels, account))
@@ -151,13 +163,8 @@ class RunFiles:
         yield Sample(vocabulary.TRAIN_COMPUTED_TOKENS, computed_tokens, self._labels)
         graphs = sum(self._graphs_by_attempt.values())
         yield Sample(vocabulary.TRAIN_COMPILED_GRAPHS, graphs, self._labels)
-
-    def _find_end(self) -> float:
-        """Return the end of the idle time without a ledger line, in seconds since the epoch."""
-        written_at = 0.0
-        with suppress(OSError):
-            written_at = (self._folder / LEDGER).stat().st_mtime
-        return max(written_at, time.time() - MAX_LEDGER_AGE_SECONDS)
+        num_skipped = sum(self._skipped_by_attempt.values())
+        yield Sample(vocabulary.TRAIN_SKIPPED_STEPS, num_skipped, self._labels)
 
     def _describe_checkpoint(self) -> Iterator[Sample]:
         """Yield step and time of the newest complete checkpoint."""

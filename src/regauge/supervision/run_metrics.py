@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import regauge
 from regauge.accelerators import open_device_counters, open_device_errors
 from regauge.config import RUN_IDENTITY, find_saved_run
+from regauge.config.run_names import hash_folder, name_run
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
 from regauge.monitoring.polled_source import PolledSource
@@ -30,13 +31,13 @@ from regauge.supervision.heartbeat import PHASES
 from regauge.supervision.run_files import RunFiles
 from regauge.supervision.watchdog import Watchdog
 from regauge.system.errors import DataError
-from regauge.system.processes import inspect_process
+from regauge.system.processes import STOPPED_STATES, inspect_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from regauge.accelerators import Accelerator
-    from regauge.monitoring.vocabulary import Metric
+    from regauge.monitoring.vocabulary import Metric, RunLabels
     from regauge.run_folders.cost_meter import CostMeter
     from regauge.run_folders.node_status import Beat
     from regauge.supervision.heartbeat import Heartbeat
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 STALL_SHARE = 0.5
 """Share of the silence limit after which a rank does not count as progressing."""
-STOPPED_STATES = ("T", "t")
 DEAD_STATES = ("", "Z", "X")
 """Process states in `/proc/<pid>/stat` (proc(5)); empty if the process does not exist."""
 
@@ -56,17 +56,16 @@ DEAD_STATES = ("", "Z", "X")
 class LocalRanks:
     """This machine's ranks in an attempt."""
 
-    run: str
     watchdog: Watchdog
     pids: Sequence[int]
     first_rank: int
 
-    def read_samples(self, health: RankHealth) -> Iterator[Sample]:
+    def read_samples(self, run: RunLabels, health: RankHealth) -> Iterator[Sample]:
         heartbeats = self.watchdog.heartbeats
         beats = [heartbeats.read(number) for number in range(heartbeats.size)]
         for number, (pid, beat) in enumerate(zip(self.pids, beats, strict=True)):
-            labels = (self.run, str(self.first_rank + number))
-            limit = STALL_SHARE * self.watchdog.silence_limit(beat, beats)
+            labels = (*run, str(self.first_rank + number))
+            limit = self.watchdog.silence_limit(beat, beats)
             yield from _describe_process(labels, pid, beat, limit)
             yield from _describe_beat(labels, beat)
             is_late = health.straggler == self.first_rank + number
@@ -75,10 +74,10 @@ class LocalRanks:
             is_healthy = not is_late and health.is_loss_finite
             yield Sample(vocabulary.RANK_HEALTHY, is_healthy, labels)
 
-    def read_end_samples(self) -> Iterator[Sample]:
+    def read_end_samples(self, run: RunLabels) -> Iterator[Sample]:
         """Yield samples for every rank after the attempt has ended."""
         for number in range(len(self.pids)):
-            labels = (self.run, str(self.first_rank + number))
+            labels = (*run, str(self.first_rank + number))
             yield Sample(vocabulary.RANK_ALIVE, 0, labels)
             yield Sample(vocabulary.RANK_PROGRESSING, 0, labels)
 
@@ -89,12 +88,13 @@ def _describe_process(
     """Yield whether a process exists, is stopped and reports, and its memory."""
     process = inspect_process(pid)
     is_alive = process.state not in DEAD_STATES
-    is_silent = beat.phase != "end" and time.monotonic() - beat.at > limit
+    is_silent = beat.phase != "end" and time.monotonic() - beat.at > STALL_SHARE * limit
     is_stopped = process.state in STOPPED_STATES
     is_progressing = is_alive and not is_stopped and not is_silent
     yield Sample(vocabulary.RANK_ALIVE, is_alive, labels)
     yield Sample(vocabulary.RANK_STOPPED, is_stopped, labels)
     yield Sample(vocabulary.RANK_PROGRESSING, is_progressing, labels)
+    yield Sample(vocabulary.RANK_SILENCE_LIMIT, limit, labels)
     if process.state:
         yield Sample(vocabulary.RANK_MEMORY, process.resident_bytes, labels)
 
@@ -117,10 +117,9 @@ class RunMetrics:
 
     def __init__(self, settings: TrainSettings, read_devices: Callable[[], list[Sample]]) -> None:
         self._folder = Path(settings.output.folder)
-        self._run = self._folder.resolve().name
         self._budget = settings.stop.usd
         self._read_devices = read_devices
-        self._files = RunFiles(self._folder, self._run)
+        self._files = RunFiles(self._folder)
         self._run_id: str | None = None
         self._meter: CostMeter | None = None
         self._ranks: LocalRanks | None = None
@@ -138,7 +137,7 @@ class RunMetrics:
     ) -> Iterator[None]:
         """Export an attempt's ranks within the block."""
         with self._lock:
-            self._ranks = LocalRanks(self._run, watchdog, tuple(pids), first_rank)
+            self._ranks = LocalRanks(watchdog, tuple(pids), first_rank)
             self._meter, self._is_running = meter, True
         try:
             yield
@@ -152,43 +151,45 @@ class RunMetrics:
             samples = self._read_devices()
             if self._ranks is None:
                 return samples
-            run_samples = list(self._files.read_samples())
+            run = self.find_run()
+            run_samples = list(self._files.read_samples(run))
             if self._is_running:
-                samples += self._ranks.read_samples(self._files.health)
+                samples += self._ranks.read_samples(run, self._files.health)
             else:
-                samples += self._ranks.read_end_samples()
+                samples += self._ranks.read_end_samples(run)
             if self._ranks.first_rank == 0:
                 samples += run_samples
-                samples += self._describe_run()
+                samples += self._describe_run(run)
             return samples
 
-    def _describe_run(self) -> Iterator[Sample]:
-        """Yield the run's identity and cost."""
-        if run_id := self._find_run_id():
-            labels = (self._run, run_id, "train", regauge.__version__)
-            yield Sample(vocabulary.RUN_INFO, 1, labels)
-        usd = self._meter.read().usd if self._meter else self._files.usd
-        if usd is not None:
-            yield Sample(vocabulary.RUN_COST, usd, (self._run,))
-        if self._budget is not None:
-            yield Sample(vocabulary.RUN_BUDGET, self._budget, (self._run,))
-
-    def _find_run_id(self) -> str | None:
-        """Return the run id, once the first attempt has written it."""
+    def find_run(self) -> RunLabels:
+        """Return the run's name and id; at first the id is a hash of the folder."""
         if self._run_id is None:
             try:
                 document: dict[str, Any] = find_saved_run(self._folder, "remove it") or {}
             except DataError:
-                return None
+                document = {}
             self._run_id = document.get(RUN_IDENTITY, {}).get("run_id")
-        return self._run_id
+        return name_run(self._folder), self._run_id or hash_folder(self._folder)
+
+    def _describe_run(self, run: RunLabels) -> Iterator[Sample]:
+        """Yield the run's identity and cost."""
+        yield Sample(vocabulary.RUN_INFO, 1, (*run, "train", regauge.__version__))
+        usd = self._meter.read().usd if self._meter else self._files.usd
+        if usd is not None:
+            yield Sample(vocabulary.RUN_COST, usd, run)
+        if self._budget is not None:
+            yield Sample(vocabulary.RUN_BUDGET, self._budget, run)
 
 
 @contextmanager
-def export_run(settings: TrainSettings, local_rank: int = 0) -> Iterator[RunMetrics | None]:
+def export_run(
+    settings: TrainSettings, local_rank: int = 0, *, waits_for_read: bool = True
+) -> Iterator[RunMetrics | None]:
     """Serve a run's metrics within the block, if `monitoring.port` is set.
 
-    `local_rank` is added to the port. Raises SettingsError if the address cannot be used.
+    `local_rank` is added to the port. With `waits_for_read`, the end waits until Prometheus has
+    read a failure. Raises SettingsError if the address cannot be used.
     """
     if settings.monitoring.port is None:
         yield None
@@ -200,6 +201,7 @@ def export_run(settings: TrainSettings, local_rank: int = 0) -> Iterator[RunMetr
             Path(settings.output.folder),
             metrics.read_samples,
             port_offset=local_rank,
+            find_run=metrics.find_run if waits_for_read else None,
         ):
             yield metrics
 
@@ -213,7 +215,7 @@ def export_process(settings: TrainSettings, world: World, heartbeat: Heartbeat) 
         execution.supervision.hang_timeout_seconds,
         float(execution.timeout_seconds),
     )
-    with export_run(settings, world.local_rank) as metrics:
+    with export_run(settings, world.local_rank, waits_for_read=False) as metrics:
         if metrics is None:
             yield
             return

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import regauge
+from regauge.config.run_names import hash_folder, name_run
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
 from regauge.monitoring.notify.events import EventSource
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from regauge.inference.predict.progress import ProgressBar
     from regauge.inference.predict.shard_queue import ShardQueue
     from regauge.monitoring.notify.notifier import Notifier
+    from regauge.monitoring.vocabulary import RunLabels
 
 
 @contextmanager
@@ -32,7 +34,8 @@ def export_job(job: PredictJob, shard_queue: ShardQueue, progress: ProgressBar) 
     if settings.port is None:
         yield
         return
-    run = job.folder.resolve().name
+    slot = f"{job.slot.index}-of-{job.slot.count}"
+    run = name_run(job.folder), f"{hash_folder(job.folder)}-{slot}"
     with watch_devices(None) as read_devices:
 
         def read_samples() -> Iterator[Sample]:
@@ -41,37 +44,39 @@ def export_job(job: PredictJob, shard_queue: ShardQueue, progress: ProgressBar) 
             yield from _describe_progress(run, shard_queue, progress)
 
         index = job.slot.index
-        with export_metrics(settings, job.job_folder, read_samples, port_offset=index):
+        with export_metrics(
+            settings, job.job_folder, read_samples, port_offset=index, find_run=lambda: run
+        ):
             yield
 
 
-def _describe_job(job: PredictJob, run: str) -> Iterator[Sample]:
-    """Yield a job's identity and budget; the slot identifies it among equal jobs."""
-    slot = f"{job.slot.index}-of-{job.slot.count}"
-    yield Sample(vocabulary.RUN_INFO, 1, (run, slot, "predict", regauge.__version__))
+def _describe_job(job: PredictJob, run: RunLabels) -> Iterator[Sample]:
+    """Yield a job's identity and budget."""
+    yield Sample(vocabulary.RUN_INFO, 1, (*run, "predict", regauge.__version__))
     if job.settings.predict.max_usd is not None:
-        yield Sample(vocabulary.RUN_BUDGET, job.settings.predict.max_usd, (run,))
+        yield Sample(vocabulary.RUN_BUDGET, job.settings.predict.max_usd, run)
 
 
 def _describe_progress(
-    run: str, shard_queue: ShardQueue, progress: ProgressBar
+    run: RunLabels, shard_queue: ShardQueue, progress: ProgressBar
 ) -> Iterator[Sample]:
-    counts, labels = progress.counts, (run,)
-    yield Sample(vocabulary.PREDICT_RECORDS, counts["rows"] + counts["quarantined"], labels)
-    yield Sample(vocabulary.PREDICT_FAILED_RECORDS, counts["quarantined"], labels)
-    yield Sample(vocabulary.PREDICT_WORKERS, progress.num_workers, labels)
+    counts = progress.counts
+    yield Sample(vocabulary.PREDICT_RECORDS, counts["rows"] + counts["quarantined"], run)
+    yield Sample(vocabulary.PREDICT_FAILED_RECORDS, counts["quarantined"], run)
+    yield Sample(vocabulary.PREDICT_WORKERS, progress.num_workers, run)
     if progress.usd is not None:
-        yield Sample(vocabulary.RUN_COST, progress.usd, labels)
+        yield Sample(vocabulary.RUN_COST, progress.usd, run)
     shards = (counts["shards"], shard_queue.num_claimed, shard_queue.num_requeued)
     for state, count in zip(vocabulary.PREDICT_STATES, shards, strict=True):
-        yield Sample(vocabulary.PREDICT_SHARDS, count, (run, state))
+        yield Sample(vocabulary.PREDICT_SHARDS, count, (*run, state))
 
 
 @contextmanager
 def notify_job_end(job: PredictJob) -> Iterator[Notifier]:
     """Send an event when the block ends; messages name the job if there are several."""
     folder, slot = job.folder.resolve(), job.slot
-    name = folder.name if slot.count == 1 else f"{folder.name} (job {slot.index} of {slot.count})"
+    name = name_run(folder)
+    name += f" (job {slot.index} of {slot.count})" if slot.count > 1 else ""
     source = EventSource("predict", name, str(folder))
     settings = job.settings.monitoring.notifications
     with open_notifier(settings, source, job.job_folder) as notifier:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from architecture.tree import ROOT
 from launch.eksctl_schemas import find_eksctl_problems
 from launch.schemas import find_core_problems
 from regauge.cli import main
 from regauge.config import build
+from regauge.jobs.clusters.facts import find_node_facts
 from regauge.jobs.clusters.rendering import (
     build_manifests,
     build_variables,
@@ -21,6 +24,7 @@ from regauge.jobs.clusters.rendering import (
     render_files,
 )
 from regauge.jobs.clusters.settings import Cluster, ClusterSettings
+from regauge.system.errors import SettingsError
 
 GOLDEN = Path(__file__).parent / "golden"
 RESERVATION = "cr-0123456789abcdef0"
@@ -146,6 +150,27 @@ def test_images_are_pinned() -> None:
     assert operator["resources"][0].endswith("?ref=v1.9.3")
     trainer = yaml.safe_load(manifests["trainer/kustomization.yaml"])
     assert trainer["resources"][0].endswith("trainer.git/manifests/overlays/manager?ref=v2.2.1")
+
+
+def test_the_example_meets_at_the_etcd_of_the_manifests() -> None:
+    text = build_manifests(build_cluster("cpu"))["etcd.yaml"]
+    _, service, deployment = yaml.safe_load_all(text)
+    metadata, (port,) = service["metadata"], service["spec"]["ports"]
+    endpoint = f"{metadata['name']}.{metadata['namespace']}:{port['port']}"
+    run = tomllib.loads((ROOT / "runs" / "eks-llama2-7b.toml").read_text())
+    assert run["execution"]["nodes"]["endpoint"] == endpoint
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert f"--advertise-client-urls=http://{endpoint}" in container["command"]
+    assert deployment["metadata"]["namespace"] == metadata["namespace"]
+
+
+def test_machines_of_system_pods_may_be_missing_in_the_catalog() -> None:
+    group = {"name": "system", "instance": "c5.2xlarge", "count": 2}
+    cluster = build_cluster("cpu", node_groups=[group])
+    assert "c5.2xlarge" in describe_cluster_price(cluster)
+    assert find_node_facts(cluster.node_groups[0]).labels == {}
+    with pytest.raises(SettingsError, match=r"p5\.47xlarge"):
+        find_node_facts(build_cluster("cpu", node_groups=[group | {"instance": "p5.47xlarge"}]))
 
 
 def test_etcd_serves_version_2_only_if_it_is_chosen() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -300,10 +301,32 @@ def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
     data = read_contents(plan)["create-launch-template.json"]["LaunchTemplateData"]
     text = base64.b64decode(data["UserData"]).decode()
     address = "fs-0123456789abcdef0.fsx.eu-west-1.amazonaws.com@tcp:/abcde"
-    assert f"mount -t lustre -o relatime,flock {address} /mnt/fast" in text
+    assert f"mount_or_stop {address} /mnt/fast\n" in text
     assert "ECS_CONTAINER_STOP_TIMEOUT=120s" in text
     host = read_container(build_plan(volumes=(volume,), output="/fast/o"))["volumes"][0]["host"]
     assert host == {"sourcePath": "/mnt/fast"}
+
+
+@pytest.mark.parametrize("is_mounted", [True, False])
+def test_a_machine_without_its_file_system_stops(tmp_path: Path, *, is_mounted: bool) -> None:
+    """It would join the queue, and Docker would create the missing folder on the root disk."""
+    volume = build_volume("fast", "/fast", "fs-0123456789abcdef0/abcde", "fsx")
+    plan = build_plan({"stack": STACK, "region": "eu-west-1"}, volumes=(volume,))
+    data = read_contents(plan)["create-launch-template.json"]["LaunchTemplateData"]
+    script = base64.b64decode(data["UserData"]).decode().partition("\n#!/bin/bash\n")[2]
+    programs = {"mount": int(not is_mounted), "shutdown": 0, "dnf": 0, "mkdir": 0, "sleep": 0}
+    for name, code in programs.items():
+        (tmp_path / name).write_text(
+            f'#!/bin/bash\necho "{name} $*" >>{tmp_path}/calls\nexit {code}'
+        )
+        (tmp_path / name).chmod(0o755)
+    script = script.partition("--==REGAUGE==--")[0].replace("/etc/ecs", str(tmp_path))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    process = subprocess.run(["bash", "-c", script], env=environment, check=False)  # noqa: S607
+    calls = (tmp_path / "calls").read_text()
+    assert ("shutdown -h now" in calls) != is_mounted
+    assert (process.returncode == 0) == is_mounted
+    assert calls.count("mount -t lustre -o relatime,flock") == (1 if is_mounted else 6)
 
 
 # Settings that cannot work

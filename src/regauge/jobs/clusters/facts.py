@@ -6,6 +6,7 @@ The data is in `kubernetes.csv` and `vendors.csv` in this folder, each row with 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +20,13 @@ from regauge.machines.catalog import (
     find_efa_interfaces,
     find_instance,
     find_vendor,
+    load_instances,
 )
 from regauge.system.files import read_csv_rows
 
 FOLDER = Path(__file__).parent
+_CPU_MACHINE = re.compile(r"[acmrt]\d[a-z-]*\.(small|medium|large|\d*xlarge)")
+"""EC2 machine types without accelerators."""
 
 
 class VersionSupport(NamedTuple):
@@ -93,8 +97,15 @@ def load_vendors() -> Mapping[str, VendorSupport]:
 
 
 def find_node_facts(group: ClusterNodes) -> NodeFacts:
-    """Return a node group's facts; raises SettingsError for an unknown machine type."""
-    instance = find_instance(group.instance, f"cluster.node_groups '{group.name}'.instance")
+    """Return a node group's facts; raises SettingsError for an unknown machine type.
+
+    The catalog has machine types for training. Others without accelerators, as for system pods,
+    have no price.
+    """
+    if _CPU_MACHINE.fullmatch(group.instance) and group.instance not in load_instances():
+        instance = Instance(group.instance, chip="")
+    else:
+        instance = find_instance(group.instance, f"cluster.node_groups '{group.name}'.instance")
     support = load_vendors().get(find_vendor(instance), load_vendors()[NO_VENDOR])
     has_efa = bool(instance.chips) if group.efa is None else group.efa
     interfaces = find_efa_interfaces(group.instance) if has_efa else 0

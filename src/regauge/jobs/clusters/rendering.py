@@ -15,6 +15,7 @@ from typing import Any
 from regauge.jobs.clusters.facts import FOLDER, NodeFacts, find_node_facts
 from regauge.jobs.clusters.settings import Cluster
 from regauge.jobs.targets import Document
+from regauge.jobs.targets._kubernetes.documents import ETCD_ENDPOINT
 from regauge.jobs.targets._kubernetes.volumes import DRIVERS
 from regauge.jobs.targets._templates import build_environment, render_document, render_documents
 from regauge.machines.catalog import REGION
@@ -128,7 +129,8 @@ def build_manifests(cluster: Cluster) -> dict[str, str]:
     names = [*plugins, *(["efa.yaml"] if any(node.efa_interfaces for node in nodes) else [])]
     manifests = {f"device-plugin-{name}": _read_manifest(name) for name in names}
     if cluster.etcd is not None:
-        manifests["etcd.yaml"] = _read_manifest("etcd.yaml").replace("{version}", cluster.etcd)
+        text = _read_manifest("etcd.yaml").replace("{endpoint}", ETCD_ENDPOINT)
+        manifests["etcd.yaml"] = text.replace("{version}", cluster.etcd)
     for setting, address in OPERATORS.items():
         if version := getattr(cluster, setting):
             text = _read_manifest("kustomization.yaml").replace("{version}", version)

@@ -31,6 +31,8 @@ SERVER = KINDS["deployment"][0]
 CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node", "job": "regauge", "jobset": "regauge"}
 """Name of the command's container; Kubeflow's operators ignore other containers."""
 PORTS = {"c10d": 29400, "etcd": 2379}
+ETCD_ENDPOINT = "etcd.etcd:2379"
+"""Service, namespace and port of the etcd server in the manifests of `cluster render`."""
 """Rendezvous backend -> default port, if the endpoint does not set one."""
 OVERRIDABLE = ("serviceAccountName", "nodeSelector", "tolerations", "volumes")
 """Pod fields that every trainer version can override."""
@@ -120,7 +122,8 @@ def _find_rendezvous(job: JobSpec) -> tuple[str, int]:
     if job.rendezvous == "etcd":
         if job.rendezvous_endpoint is None:
             problem = "execution.nodes.rendezvous is etcd, and no endpoint is set"
-            raise SettingsError(problem, "set execution.nodes.endpoint to its host and port")
+            remedy = f"set execution.nodes.endpoint, such as {ETCD_ENDPOINT} of `cluster render`"
+            raise SettingsError(problem, remedy)
         endpoint = job.rendezvous_endpoint
     host, _, port = endpoint.partition(":")
     if port and not port.isdigit():

@@ -528,6 +528,41 @@ def test_a_requeued_job_is_restarting() -> None:
     assert read(text)["state"] == "restarting"
 
 
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        (
+            (
+                "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-29T21:14:02 "
+                "DUE TO PREEMPTION ***\n2026-11-29T21:14:02Z stopped by Slurm: requeue\n"
+            ),
+            "preempted",
+        ),
+        (
+            (
+                "2026-11-29T22:22:39Z stopped by Slurm: preemption\nslurmstepd-n1: error: "
+                "*** JOB 7 ON n1 CANCELLED AT 2026-11-29T22:22:39 DUE TO JOB REQUEUE ***\n"
+            ),
+            "preempted",
+        ),
+        (
+            (
+                "2026-11-29T21:46:29Z stopped by Slurm: limit\nslurmstepd-n1: error: "
+                "*** JOB 7 ON n1 CANCELLED AT 2026-11-29T21:46:32 DUE TO JOB REQUEUE ***\n"
+            ),
+            "restarting",
+        ),
+    ],
+    ids=["preempted and requeued by Slurm", "preempted with a grace period", "time limit"],
+)
+def test_a_pending_job_is_preempted_or_restarting(tmp_path: Path, lines: str, state: str) -> None:
+    """The lines are those of real jobs."""
+    (tmp_path / "out.slurm").mkdir()
+    (tmp_path / "out.slurm" / "7.log").write_text(lines)
+    text = PENDING.replace("Restarts=0", "Restarts=1").replace("/my data/run ", f"{tmp_path} ")
+    assert read(text)["state"] == state
+
+
 def test_the_jobs_of_an_array_have_their_states() -> None:
     texts = [
         PENDING.replace("JobId=7", f"JobId={8 + index} ArrayJobId=7 ArrayTaskId={index}").replace(

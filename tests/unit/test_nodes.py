@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,7 @@ from regauge.supervision.nodes.interface import AttemptPlan
 from regauge.supervision.nodes.rendezvous import RendezvousLauncher
 from regauge.supervision.nodes.topology import is_whole_node, resolve_topology
 from regauge.supervision.settings import Nodes, parse_node_range
+from regauge.system import stop_signals
 from regauge.system.errors import SettingsError
 from regauge.system.processes import LAUNCHER_VARIABLES, RankLayout
 
@@ -448,3 +451,31 @@ def test_the_loss_of_the_leader_is_a_node_failure(agree: AgreeFunction) -> None:
     (verdict,) = agree(..., build_failure("network", 3))
     assert verdict is not None
     assert (verdict.kind, verdict.rank, verdict.host) == ("node", 0, "host-0")
+
+
+EXIT_IN_STORE = """
+import sys, threading
+from torch.distributed import TCPStore
+from regauge.system import stop_signals
+
+server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+client = TCPStore("127.0.0.1", server.port)
+client.set("key", "value")
+began = threading.Event()
+
+def read() -> None:
+    while True:
+        client.get("key")
+        began.set()
+
+threading.Thread(target=read, name=sys.argv[1], daemon=True).start()
+began.wait()
+sys.exit(stop_signals.exit_command(143))
+"""
+
+
+def test_a_stopped_command_exits_with_its_code_while_a_thread_uses_a_store() -> None:
+    """Python ends the thread when it returns from C++, which then calls std::terminate."""
+    command = [sys.executable, "-c", EXIT_IN_STORE, f"{stop_signals.NATIVE_PREFIX}rendezvous"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 143, process.stderr

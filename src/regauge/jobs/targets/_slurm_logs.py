@@ -32,7 +32,9 @@ _TASK_END = re.compile(r"srun: error: (\S+): tasks? \d+\S*: (?:Exited with exit 
 _NODE_LINE = re.compile(r"attempt (\d+) on \d+ nodes: (.+); this is node (\d+)")
 """What a node logs when the nodes have met: hosts with their numbers of processes, by rank."""
 _SIZE = re.compile(r"\((\d+)\)(?:, |$)")
-_REASON = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*|stopped by Slurm: (?!requeue)(.+)")
+_REASON = re.compile(
+    r"CANCELLED AT \S+ DUE TO (?!JOB REQUEUE)(.+?) \*\*\*|stopped by Slurm: (?!requeue)(.+)"
+)
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,9 @@ def test_machines_of_system_pods_may_be_missing_in_the_catalog() -> None:
     assert "c5.2xlarge" in describe_cluster_price(cluster)
     assert find_node_facts(cluster.node_groups[0]).labels == {}
     with pytest.raises(SettingsError, match=r"p5\.47xlarge"):
-        find_node_facts(build_cluster("cpu", node_groups=[group | {"instance": "p5.47xlarge"}]))
+        describe_cluster_price(
+            build_cluster("cpu", node_groups=[group | {"instance": "p5.47xlarge"}])
+        )
 
 
 def test_etcd_serves_version_2_only_if_it_is_chosen() -> None:

@@ -99,8 +99,8 @@ def load_vendors() -> Mapping[str, VendorSupport]:
 def find_node_facts(group: ClusterNodes) -> NodeFacts:
     """Return a node group's facts; raises SettingsError for an unknown machine type.
 
-    The catalog has machine types for training. Others without accelerators, as for system pods,
-    have no price.
+    The catalog has machine types for training. The price of others without accelerators, as for
+    system pods, is unknown.
     """
     if _CPU_MACHINE.fullmatch(group.instance) and group.instance not in load_instances():
         instance = Instance(group.instance, chip="")

@@ -82,6 +82,7 @@ class Vocabulary:
             "train_tokens_total": 0.0,
             "rank_alive": 0.0,
             "rank_stopped": 1.0,
+            "run_failed": 1.0,
             "serve_workers": 0.0,
             "serve_draining": 1.0,
             "serve_queue_wait_seconds": 9.0,
@@ -141,12 +142,13 @@ def render_dcgm(*, is_old: bool = False, xid: int | None = 0, drop: tuple[str, .
 
 
 def render_incomplete_runs() -> str:
-    """Return the metrics of runs that lack some: steps, checkpoints, or money."""
+    """Return the metrics of runs that lack some, and of a server that starts."""
     lines = (
         'regauge_run_info{run="b",run_id="1",verb="train",version="0"} 1',
         'regauge_rank_step{run="c",rank="0"} 5',
         'regauge_run_cost_usd_total{run="d"} 101',
         'regauge_run_budget_usd{run="d"} 100',
+        "regauge_serve_draining 0",
     )
     return "".join(f"{line}\n" for line in lines)
 

@@ -132,7 +132,7 @@ PREDICT_WORKERS = _gauge("predict_workers", RUN, "Worker processes.")
 SERVE_REQUESTS = _counter(
     "serve_requests",
     ("route", "model", "status"),
-    "Answers, but not to probes; without a model it is empty.",
+    "Answers, but not to probes; routes without a model have an empty one.",
 )
 SERVE_REQUEST_SECONDS = _histogram(
     "serve_request_seconds", ("route", "model"), "Time from the headers of a request to its answer."

@@ -404,9 +404,9 @@ def test_thousands_of_wrong_keys_are_read_once(
     original = request_errors._locate
 
     def count(document: Any, location: Any, indices: dict[int, dict[str, int]]) -> Any:
-        found = original(document, location, indices)
+        position = original(document, location, indices)
         calls.append(len(indices))
-        return found
+        return position
 
     monkeypatch.setattr(request_errors, "_locate", count)
     with pytest.raises(FieldError, match="k0: extra inputs are not permitted"):

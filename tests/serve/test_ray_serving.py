@@ -295,8 +295,8 @@ def test_the_command_warns_of_changed_keys(
     path = tmp_path / "keys.txt"
     path.write_text("old")
     keys = ApiKeys.read(str(path))
-    found = iter([None, None, None, signal.SIGTERM])
-    monkeypatch.setattr(ray_serving.stop_signals, "find_signal", lambda: next(found))
+    signals = iter([None, None, None, signal.SIGTERM])
+    monkeypatch.setattr(ray_serving.stop_signals, "find_signal", lambda: next(signals))
     monkeypatch.setattr(ray_serving, "_read_state", lambda *_: "RUNNING")
     monkeypatch.setattr(ray_serving, "WATCH_SECONDS", 0)
     path.write_text("new one")

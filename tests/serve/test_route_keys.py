@@ -61,19 +61,19 @@ def find_reference(schema: Any) -> str | None:
 
 
 def list_objects(
-    name: str, body: Any, place: Callable[[Any], Any]
+    name: str, body: Any, embed: Callable[[Any], Any]
 ) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
     """Yield each object of a body: schema, content, and a function that replaces it."""
     if isinstance(body, list):
-        yield from list_objects(name, body[0], lambda item: place([item]))
+        yield from list_objects(name, body[0], lambda item: embed([item]))
         return
-    yield name, body, place
+    yield name, body, embed
     for key, schema in SCHEMAS[name]["properties"].items():
         reference = find_reference(schema)
         if reference is not None:
             content = body.get(key, {})
             yield from list_objects(
-                reference, content, lambda item, key=key: place({**body, key: item})
+                reference, content, lambda item, key=key: embed({**body, key: item})
             )
 
 
@@ -92,17 +92,17 @@ def test_documented_keys_are_honoured_and_others_refused(
     base = post(http, path, BODIES[name])
     is_text = "Request" in name
     assert base[0] == (refused if is_text else 200), base
-    for schema, content, place in list_objects(name, BODIES[name], lambda item: item):
-        status, text = post(http, path, place({**content, UNKNOWN: 1}))
+    for schema, content, embed in list_objects(name, BODIES[name], lambda item: item):
+        status, text = post(http, path, embed({**content, UNKNOWN: 1}))
         assert (status, UNKNOWN in text) == (refused, True), (schema, text)
         required = SCHEMAS[schema].get("required", ())
         for key, described in SCHEMAS[schema]["properties"].items():
-            nothing = post(http, path, place({**content, key: None}))
+            nothing = post(http, path, embed({**content, key: None}))
             if key in required:
                 assert nothing[0] == refused, (schema, key)
             elif key not in content:
                 assert nothing == base, (schema, key)
-            wrong = post(http, path, place({**content, key: {UNKNOWN: [1]}}))
+            wrong = post(http, path, embed({**content, key: {UNKNOWN: [1]}}))
             if described.get("description") == "Has no effect.":
                 assert wrong == base, (schema, key)
             elif key not in OPAQUE:

@@ -298,15 +298,15 @@ class Scheduler:
         A request whose first record is over the limit is computed alone, or not at all.
         """
         pace = self._seconds_per_ms
-        own = sum(costs) * pace
+        request_seconds = sum(costs) * pace
         limit = self._limit_alone(seconds)
         sums = list(accumulate(cost * pace for cost in costs))
         count = bisect_right(sums, limit - OVERHEAD_SECONDS)
         if 0 < count < len(costs):
-            raise WorkLimitError(own, limit, count)
-        if not count or own <= self._max_wait_seconds:
+            raise WorkLimitError(request_seconds, limit, count)
+        if not count or request_seconds <= self._max_wait_seconds:
             return False
-        if (total := own + self._held_ms * pace) > limit:
+        if (total := request_seconds + self._held_ms * pace) > limit:
             raise QueueFullError(total, limit)
         return True
 

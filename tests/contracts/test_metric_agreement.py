@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from scipy.stats import pearsonr, spearmanr
-from seqeval import metrics as entities
 from sklearn import metrics
 
 from distributed.runs import BERT
@@ -147,10 +146,10 @@ def measure_entities(records: Records, predict: Predict) -> Metrics:
     """Convert the entities, which have characters, to tags of words."""
     table = predict('predict.text_fields=["tokens"]')
     guesses = []
-    for record, found in zip(records, table["entities"].to_pylist(), strict=True):
+    for record, entities in zip(records, table["entities"].to_pylist(), strict=True):
         starts = np.cumsum([0, *(len(word) + 1 for word in record["tokens"])]).tolist()
         tags = ["O"] * len(record["tokens"])
-        for entity in found:
+        for entity in entities:
             first = starts.index(entity["start"])
             last = starts.index(entity["end"] + 1)
             tags[first:last] = [f"{'BI'[n > 0]}-{entity['label']}" for n in range(last - first)]
@@ -351,7 +350,7 @@ class Trained:
 
 
 @pytest.fixture(params=CASES, scope="module")
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def run_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder, case = tmp_path_factory.mktemp("agreement"), CASES[request.param]
     heldout = draw_records(23, 1)
     for name, records in (("train", draw_records(60, 0)), ("valid", heldout)):
@@ -385,28 +384,28 @@ def check(actual: Metrics, expected: Metrics) -> None:
     assert actual == pytest.approx(expected, rel=1e-6, abs=2e-7)
 
 
-def test_every_evaluation_of_a_model_has_the_metrics_of_its_step(trained: Trained) -> None:
-    steps = trained.read_steps()
+def test_every_evaluation_of_a_model_has_the_metrics_of_its_step(run_case: Trained) -> None:
+    steps = run_case.read_steps()
     assert list(steps) == list(range(STEPS + 1))
     last = steps[STEPS]
-    result = json.loads((trained.run / "result.json").read_text())
+    result = json.loads((run_case.run / "result.json").read_text())
     check({f"heldout/{name}": value for name, value in last.items()}, result["metrics"])
-    check(trained.evaluate(trained.run), last)
-    check(trained.evaluate(trained.run, "--source", str(trained.folder / "valid.jsonl")), last)
-    if trained.case.has_artifact_metrics:
-        check(trained.evaluate(trained.folder / "artifact"), last)
-    earlier = trained.folder / "earlier"
+    check(run_case.evaluate(run_case.run), last)
+    check(run_case.evaluate(run_case.run, "--source", str(run_case.folder / "valid.jsonl")), last)
+    if run_case.case.has_artifact_metrics:
+        check(run_case.evaluate(run_case.folder / "artifact"), last)
+    earlier = run_case.folder / "earlier"
     options = ["--format", "hf", "export.step=2", "--to", str(earlier)]
-    assert main(["export", str(trained.run), *options]) == 0
-    inputs = {"models": {"earlier": str(earlier)}, "data": {"path": str(trained.folder / "data")}}
-    run_file = trained.folder / "evaluation.json"
-    run_file.write_text(json.dumps({**inputs, "task": trained.case.task}))
-    check(trained.evaluate(run_file), steps[2])
+    assert main(["export", str(run_case.run), *options]) == 0
+    inputs = {"models": {"earlier": str(earlier)}, "data": {"path": str(run_case.folder / "data")}}
+    run_file = run_case.folder / "evaluation.json"
+    run_file.write_text(json.dumps({**inputs, "task": run_case.case.task}))
+    check(run_case.evaluate(run_file), steps[2])
 
 
-def test_the_metrics_of_the_outputs_equal_those_of_the_run(trained: Trained) -> None:
-    expected = trained.case.oracle(trained.records, trained.predict)
-    last = trained.read_steps()[STEPS]
+def test_the_metrics_of_the_outputs_equal_those_of_the_run(run_case: Trained) -> None:
+    expected = run_case.case.oracle(run_case.records, run_case.predict)
+    last = run_case.read_steps()[STEPS]
     assert len(expected) > 1
     check({name: last[name] for name in expected}, expected)
     assert all(map(math.isfinite, last.values()))

@@ -1,4 +1,4 @@
-"""Names of runs for people, and ids for machines, from their output folders."""
+"""Run names for people, and ids for machines, from output folders."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Launch(NodeSettings):
     name: Label | None = None
     """Job name; by default the run file name."""
     jobs: int = Field(default=1, ge=1)
-    """Number of array jobs that share the `predict` work, or of replicas of a server."""
+    """Number of array jobs that share the `predict` work, or of server replicas."""
     max_attempts: int = Field(default=3, ge=1)
     """Maximum number of attempts; the exit code decides whether another one begins. On Slurm, a
     preemption or time limit does not count."""

@@ -341,7 +341,7 @@ def add_adapters(model: PreTrainedModel, settings: Lora) -> None:
 
 
 def build_template(folder: Path, start: Model | None = None) -> PreTrainedModel:
-    """Build the model of a folder written by Regauge, on the meta device.
+    """Build a folder's model, written by Regauge, on the meta device.
 
     With the settings of its run, `start`, weights are tied as in the run, before adapters are
     merged.

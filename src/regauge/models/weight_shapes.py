@@ -56,7 +56,7 @@ VOCABULARY_HEADS = {
 }
 """Bias, dense layer, norm and layer over the vocabulary of a masked language model's head."""
 TABLES = ("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
-"""Endings of the names of embedding tables."""
+"""Name endings for embedding tables."""
 FOUR_NORMS = ("gemma2", "gemma3_text")
 HEAD_NORMS = ("qwen3", "gemma3_text")
 KNOWN_HEADS: dict[str, tuple[HeadKind, ...]] = {
@@ -104,7 +104,7 @@ class ModelWeights(NamedTuple):
     final: Shapes
     """The norm after all blocks."""
     head: Shapes
-    """Weights of the head, without `output`."""
+    """Head weights, without `output`."""
     output: Shapes = {}
     """The layer over the vocabulary, which may be tied to the embeddings."""
     is_tied: bool = True
@@ -122,7 +122,7 @@ class ModelWeights(NamedTuple):
 
     @property
     def head_shapes(self) -> Shapes:
-        """Weights of the head that are not tied."""
+        """Head weights that are not tied."""
         return self.head if self.is_tied else self.head | self.output
 
     @property

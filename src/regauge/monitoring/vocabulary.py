@@ -21,7 +21,7 @@ DEVICE = ("device",)
 
 
 RunLabels = tuple[str, str]
-"""Label values of a run, in the order of RUN."""
+"""A run's label values, in the order of RUN."""
 
 
 @dataclass(frozen=True)

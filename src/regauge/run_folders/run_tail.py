@@ -107,7 +107,7 @@ class RunTail:
     lock_owner: str
     """Host whose process locked the folder last; empty if unknown."""
     is_stopped: bool
-    """Whether a signal has stopped a process of the run."""
+    """Whether a signal has stopped one of the run's processes."""
 
     @property
     def last_launch(self) -> Document:

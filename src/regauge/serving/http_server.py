@@ -49,7 +49,7 @@ class BegunAnswer:
     def __init__(self, transport: Any) -> None:
         self._transport = transport
         self.num_sent = 0
-        """How many bytes of the start are sent."""
+        """Sent bytes."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -68,7 +68,7 @@ class CanaryTrial:
     is_over: bool = False
     """Whether only current versions answer."""
     model: str = ""
-    """Name of the model that the request uses."""
+    """The request's model name."""
     num_failures: int = 0
     """Records reported as failed in an answer with status 200."""
 

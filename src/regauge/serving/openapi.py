@@ -49,7 +49,7 @@ HEADERS: dict[str, dict[str, Any]] = {
     "Regauge-Priority": {"enum": list(PRIORITIES)},
     "X-Request-Id": {"type": "string"},
 }
-"""Header of requests with a body -> schema."""
+"""Request header for routes with a body -> schema."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = (
     "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"

@@ -23,7 +23,7 @@ MAX_PARTS = 1 << 16
 PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)(\s*+:)?|([\[{])', re.DOTALL)
 """A JSON text, which may lack its end and may be a key, or the start of a list or an object."""
 NULL = {"type": "null"}
-"""Schema of a null."""
+"""Null schema."""
 
 
 class RequestBody(BaseModel):

@@ -87,12 +87,12 @@ class QueuedRequest:
     """Time at which the answer is due, in seconds on the caller's clock: the client's deadline, or
     earlier, the maximum wait."""
     num_waiting: int = 0
-    """Number of records that wait for a worker."""
+    """Records that wait for a worker."""
     is_cancelled: bool = False
     held: deque[QueuedRecord] = field(default_factory=deque)
-    """Records of later slices, which are not in the queue yet."""
+    """Records in later slices, which are not in the queue yet."""
     queued_ms: float = 0.0
-    """Cost of the records in the queue."""
+    """Cost for the records in the queue."""
     slice_tag: float = 0.0
     """Tag of the request's last slice."""
     slice_ms: float = 0.0

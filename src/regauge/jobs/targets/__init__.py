@@ -124,12 +124,12 @@ class JobSpec:
     accelerator: str | None = None
     """Accelerator kind; None lets each node choose."""
     jobs: int = 1
-    """Independent array jobs that share the `predict` work, or replicas of a server."""
+    """Independent array jobs that share the `predict` work, or server replicas."""
     machine: Machine | None = None
     node_usd_per_hour: float | None = None
     """USD per node, for nodes without a machine type; None if unknown."""
     node_price_date: str | None = None
-    """Date of that price, as YYYY-MM-DD."""
+    """Price date, as YYYY-MM-DD."""
     spot: bool = False
     """Whether nodes may be interrupted in exchange for a lower price."""
     image: str | None = None
@@ -151,7 +151,7 @@ class JobSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels or tags for the documents."""
     server: ServerSpec | None = None
-    """The server of the verb `serve`."""
+    """The server that `serve` starts."""
     stages: tuple[JobSpec, ...] = ()
     """Pipeline jobs in order, one per stage. The other fields then describe the stage with the most
     nodes."""

@@ -35,7 +35,7 @@ class SlurmPartition(NamedTuple):
     preempt_mode: str
     """Partition preemption mode: `OFF`, `CANCEL`, `REQUEUE` or `SUSPEND`."""
     max_seconds: float
-    """Longest time limit in any of the partitions; infinite without one."""
+    """Longest time limit in any partition; infinite without one."""
 
 
 def find_program(program: str) -> str:

@@ -63,7 +63,7 @@ def _find_failure_kind(record: SlurmRecord) -> str:
 
 
 def find_state(record: SlurmRecord) -> JobState:
-    """Return the state of a job."""
+    """Return a job's state."""
     row = _load_table("states").get(record.state, {})
     state = cast("JobState", row.get("job_state", "unknown"))
     if state == "pending" and record.restarts:

@@ -27,7 +27,7 @@ KINDS = {
 }
 """API -> job kind and version."""
 SERVER = KINDS["deployment"][0]
-"""Kind of a server."""
+"""Server kind."""
 CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node", "job": "regauge", "jobset": "regauge"}
 """Name of the command's container; Kubeflow's operators ignore other containers."""
 PORTS = {"c10d": 29400, "etcd": 2379}

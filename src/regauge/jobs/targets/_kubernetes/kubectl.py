@@ -61,7 +61,7 @@ class KubectlNamespace:
         return self.run("create", "-f", "-", "-o", "name", text=text).strip()
 
     def apply(self, text: str) -> None:
-        """Create or change a YAML document's object; fields of other managers stay."""
+        """Create or change a YAML document's object; fields from other managers stay."""
         self.run(*APPLY, "-f", "-", text=text)
 
     def delete(self, *arguments: str) -> None:

@@ -56,7 +56,7 @@ def build_server(
 
 
 def _find_max_replicas(job: JobSpec, options: ReplicaSettings) -> int | None:
-    """Return the maximum of the autoscaler; None without one."""
+    """Return the autoscaler's maximum; None without one."""
     maximum = options.max_replicas
     if maximum is None or maximum == job.jobs:
         return None
@@ -101,7 +101,7 @@ def _build_template(
 def _list_queries(job: JobSpec, target: KubernetesSettings) -> list[tuple[str, str]]:
     """Return the autoscaler's PromQL queries and thresholds: queue time, and requests per replica.
 
-    Both select the pods of this server.
+    Both select this server's pods.
     """
     options = target.server
     pods = f'namespace="{target.namespace}", pod=~"{job.name}-.*"'

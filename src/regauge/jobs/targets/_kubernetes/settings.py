@@ -33,12 +33,12 @@ class Toleration(Settings):
 
 
 class PodSecurity(Settings):
-    """Privileges and user of a pod's processes."""
+    """Privileges and user for a pod's processes."""
 
     restricted: bool = True
     """Whether pods meet the Pod Security Standard `restricted`, which many clusters enforce."""
     run_as_user: int | None = Field(default=None, ge=1)
-    """User id of the processes; by default the image's user, which must be a number other than 0
+    """User id for the processes; by default the image's user, which must be a number other than 0
     for `restricted` pods."""
     fs_group: int | None = Field(default=None, ge=1)
     """Group id that owns the mounted volumes, so that a user other than root can write to them."""
@@ -70,7 +70,7 @@ class PodSettings(Settings):
     priority_class: str | None = None
     """Pod priority class."""
     security: PodSecurity = PodSecurity()
-    """Privileges and user of the processes."""
+    """Privileges and user for the processes."""
     grace_seconds: int = Field(default=120, ge=0)
     """Seconds from SIGTERM to SIGKILL, in which a run saves a checkpoint."""
 

@@ -32,7 +32,7 @@ _CONFIG_MAP_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def name_config_map(job: JobSpec) -> str:
-    """Return the ConfigMap name; another run file of a server is another one, so pods change."""
+    """Return the ConfigMap name; a server's changed run file gets another one, so pods change."""
     digest = hashlib.sha256(job.run_file_text.encode()).hexdigest()[:10] if job.server else ""
     return "-".join(filter(None, (job.name, "run-file", digest)))
 

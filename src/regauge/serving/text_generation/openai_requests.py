@@ -111,7 +111,7 @@ class AnswerOptions(RequestBody):
         return self.max_tokens
 
     def build_generation(self, model: TextVersion, prompt: np.ndarray) -> Generation:
-        """Return the options for a prompt; at temperature 0, top_p and top_k have no effect."""
+        """Return the options for a prompt; temperature 0 makes top_p and top_k ineffective."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         options: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens or model.limit_answer(len(prompt)),

@@ -36,7 +36,7 @@ class ModelDescription:
         connection.sendall(encode_message({"type": "ready", "manifest": document}))
 
     def close(self) -> None:
-        """Do nothing: the weights are no longer in memory."""
+        """Do nothing: the weights were released before."""
 
 
 def describe_model(path: str, command: Sequence[str]) -> UncompiledModel:

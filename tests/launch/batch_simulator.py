@@ -456,8 +456,8 @@ class BatchSimulator:
         number = len(job.attempts) + 1
         node.stream = f"{job.request['jobName']}/default/{node.job_id}-{number}"
         command = [self._map_path(argument) for argument in node.container["command"]]
-        program = command.index("regauge")
-        command[program : program + 1] = [sys.executable, "-m", "regauge"]
+        if command[0] == "regauge":
+            command[:1] = [sys.executable, "-m", "regauge"]
         path = self.root / f"{node.stream.replace('/', '_')}.log"
         with path.open("wb") as log:
             node.process = subprocess.Popen(

@@ -307,21 +307,6 @@ def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
     assert host == {"sourcePath": "/mnt/fast"}
 
 
-def test_the_container_writes_the_run_file_and_then_runs_the_command(tmp_path: Path) -> None:
-    path, text = tmp_path / "run.toml", 'a = "%s $HOME"\n# é\n'
-    plan = build_plan(command=("cat", "-", str(path)), run_file_text=text)
-    container = read_container(plan)
-    variables = {item["name"]: item["value"] for item in container["environment"]}
-    process = subprocess.run(
-        container["command"], env=variables, capture_output=True, input=b"", check=True
-    )
-    assert process.stdout.decode() == path.read_text(encoding="utf-8") == text
-    (node, *_) = build_target().list_node_commands(plan, LeaderAddress("127.0.0.1", 1, "r"))
-    assert node.command == ("cat", "-", str(path)), "a rehearsal uses the run file of this machine"
-    large = read_container(build_plan(run_file_text="#" * 17000))
-    assert large["command"][0] == "regauge"
-
-
 @pytest.mark.parametrize("is_mounted", [True, False])
 def test_a_machine_without_its_file_system_stops(tmp_path: Path, *, is_mounted: bool) -> None:
     """It would join the queue, and Docker would create the missing folder on the root disk."""

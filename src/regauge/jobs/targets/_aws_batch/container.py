@@ -20,16 +20,6 @@ MEMORY_SHARE = 0.9
 MIB_PER_GIB = 1024
 EFA_DEVICE = "/dev/infiniband/uverbs"
 HOST_MOUNTS = "/mnt"
-RUN_FILE_VARIABLE = "REGAUGE_RUN_FILE"
-"""Variable with the run file, so that a new run file does not need a new image."""
-RUN_FILE_WORDS = (
-    "/bin/sh",
-    "-c",
-    f'printf %s "${RUN_FILE_VARIABLE}" >"$0.$$" && mv "$0.$$" "$0" && exec "$@"',
-)
-"""Start of a command that writes the run file to the path that follows."""
-MAX_RUN_FILE_BYTES = 16 * 1024
-"""Larger run files must be in the image, because the requests of Batch are limited."""
 RESERVED_PREFIX = "AWS_BATCH"
 """Prefix of variables set by Batch itself; a job definition must not use it."""
 
@@ -98,7 +88,6 @@ def build_container(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
     return render_document(
         TEMPLATES / "container.yaml.jinja",
         job=job,
-        command=list(build_command(job)),
         target=target,
         machine=machine,
         vcpus=vcpus,
@@ -109,19 +98,6 @@ def build_container(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
         environment=_collect_environment(job, machine),
         volumes=[{"name": volume.name, **_build_volume(volume)} for volume in job.volumes],
     )
-
-
-def build_command(job: JobSpec) -> tuple[str, ...]:
-    """Return the container's command, which first writes the run file from a variable."""
-    if RUN_FILE_VARIABLE not in _find_run_file(job):
-        return job.command
-    return (*RUN_FILE_WORDS, job.command[2], *job.command)
-
-
-def _find_run_file(job: JobSpec) -> dict[str, str]:
-    """Return the variable with the run file; empty if it is too large for a request."""
-    is_small = len(job.run_file_text.encode()) <= MAX_RUN_FILE_BYTES
-    return {RUN_FILE_VARIABLE: job.run_file_text} if job.run_file_text and is_small else {}
 
 
 def _find_memory_mib(machine: Machine, target: BatchSettings) -> int:
@@ -153,7 +129,7 @@ def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
             raise SettingsError(problem, "rename that variable")
     devices = find_batch_devices(machine.vendor)
     defaults = devices.environment | (devices.efa_environment if job.uses_efa else {})
-    return defaults | dict(job.environment) | _find_run_file(job)
+    return defaults | dict(job.environment)
 
 
 def _build_volume(volume: Volume) -> dict[str, Any]:

@@ -6,12 +6,7 @@ import re
 from typing import Any
 
 from regauge.jobs.targets import JobSpec, LeaderAddress, NodeCommand
-from regauge.jobs.targets._aws_batch.container import (
-    RUN_FILE_VARIABLE,
-    RUN_FILE_WORDS,
-    TEMPLATES,
-    build_container,
-)
+from regauge.jobs.targets._aws_batch.container import TEMPLATES, build_container
 from regauge.jobs.targets._aws_batch.settings import BatchSettings
 from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import RESTART_CODES, SettingsError
@@ -102,8 +97,6 @@ def build_node_commands(
 ) -> list[NodeCommand]:
     """Return the process that Batch starts for each node or array job, with its variables.
 
-    The run file of this machine replaces the one that the container writes first.
-
     The rendezvous port comes from `leader`; the main node lacks a variable with its own address.
     Sources: https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html and
     https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html.
@@ -124,9 +117,8 @@ def build_node_commands(
             for index in range(nodes["numNodes"])
         ]
     document = {item["name"]: item["value"] for item in container["environment"]}
-    has_run_file = document.pop(RUN_FILE_VARIABLE, None) is not None
     attempt = {"AWS_BATCH_JOB_ID": leader.run_id, "AWS_BATCH_JOB_ATTEMPT": "1"}
-    command = tuple(container["command"][len(RUN_FILE_WORDS) + 1 if has_run_file else 0 :])
+    command = tuple(container["command"])
     return [
         NodeCommand(index, command, document | attempt | node)
         for index, node in enumerate(variables)

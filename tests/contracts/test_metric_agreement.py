@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from scipy.stats import pearsonr, spearmanr
+from seqeval import metrics as entity_metrics
 from sklearn import metrics
 
 from distributed.runs import BERT
@@ -156,9 +157,9 @@ def measure_entities(records: Records, predict: Predict) -> Metrics:
         guesses.append(tags)
     actual = [record["tags"] for record in records]
     return {
-        "f1": entities.f1_score(actual, guesses, zero_division=0),
-        "precision": entities.precision_score(actual, guesses, zero_division=0),
-        "recall": entities.recall_score(actual, guesses, zero_division=0),
+        "f1": entity_metrics.f1_score(actual, guesses, zero_division=0),
+        "precision": entity_metrics.precision_score(actual, guesses, zero_division=0),
+        "recall": entity_metrics.recall_score(actual, guesses, zero_division=0),
         "items": sum(map(len, actual)),
     }
 

@@ -58,7 +58,10 @@ def test_tokens_per_second_count_training_time_only(clock: Clock) -> None:
     chip = ChipPeak("some", {"fp32": 1000.0})
     device: Any = SimpleNamespace(chip_peak=lambda _: chip)
     context: Any = SimpleNamespace(steps_per_epoch=10, mfu=MfuMeter(device, "fp32", 2.0, 1))
-    state: Any = SimpleNamespace(step=1, lr_schedule=SimpleNamespace(rate_at=lambda _: 0.1))
+    guard = SimpleNamespace(num_skipped=0)
+    state: Any = SimpleNamespace(
+        step=1, guard=guard, lr_schedule=SimpleNamespace(rate_at=lambda _: 0.1)
+    )
     with ledger.phase("step"):
         for _ in range(2):
             clock.now += 1

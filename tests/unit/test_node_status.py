@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.config.output_files import RANKS
+from regauge.config.output_files import RANKS, SAVED_RUN
 from regauge.run_folders.node_status import Beat, read_node_statuses, write_node_status
 from regauge.system import timing
 from regauge.system.processes import inspect_process
@@ -31,6 +31,10 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_running_stopped_and_killed(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
+    write_node_status(tmp_path, 4, [child], [build_beat()], attempt=1)
+    assert not (tmp_path / RANKS).exists()  # the run may still be refused
+    (tmp_path / SAVED_RUN).touch()
+
     def read() -> tuple[int, str, int | None]:
         write_node_status(tmp_path, 4, [child], [build_beat()], attempt=1)
         process = read_node_statuses(tmp_path)[0].processes[0]

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regauge.config.output_files import ATTEMPTS, LAST_SEEN
+from regauge.config.output_files import ATTEMPTS, LAST_SEEN, SAVED_RUN
 from regauge.run_folders.node_status import Beat, write_node_status
 from regauge.run_folders.run_tail import FRESH_SECONDS, read_run_tail
 from regauge.system.files import LOCK, hold_lock
@@ -64,8 +65,14 @@ def test_a_locked_folder_is_running(tmp_path: Path) -> None:
 def test_a_run_whose_process_is_stopped(tmp_path: Path, *, holds_lock: bool) -> None:
     """The command holds the lock; its rank is in the status file."""
     write_lines(tmp_path / ATTEMPTS, START)
+    (tmp_path / SAVED_RUN).touch()
     beat = Beat(1, 3, "step", time.monotonic(), (), 0.0, 0)
-    with subprocess.Popen(["/bin/sleep", "60"]) as process, hold_lock(tmp_path / LOCK):
+    with (
+        subprocess.Popen(["/bin/sleep", "60"]) as process,
+        ExitStack() as stack,
+        hold_lock(tmp_path / LOCK),
+    ):
+        stack.callback(process.kill)
 
         def find_state() -> str:
             if not holds_lock:
@@ -77,7 +84,6 @@ def test_a_run_whose_process_is_stopped(tmp_path: Path, *, holds_lock: bool) -> 
         for number, state in ((signal.SIGSTOP, "stopped"), (signal.SIGCONT, "running")):
             process.send_signal(number)
             assert wait_for(lambda state=state: find_state() == state, 10)
-        process.kill()
 
 
 def test_reading_takes_no_lock_and_writes_nothing(

@@ -112,7 +112,7 @@ def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
     """
     job = asdict(plan.job)
     for spec in (job, *job["stages"]):
-        unset = {name for name in PIPELINE_FIELDS if not spec[name]}
+        unset = {name for name in (*PIPELINE_FIELDS, "server") if not spec[name]}
         for name in {"run_file_text", *unset}:
             del spec[name]
         spec["volumes"] = [volume.model_dump() for volume in spec["volumes"]]

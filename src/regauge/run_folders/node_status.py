@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from regauge.config.output_files import RANKS
+from regauge.config.output_files import RANKS, SAVED_RUN
 from regauge.system.errors import DataError
 from regauge.system.files import write_atomic
 from regauge.system.json_files import DocumentShape, find_json, format_compact
@@ -104,7 +104,8 @@ def write_node_status(
     }
     with suppress(OSError):
         path = folder / RANKS / f"status-{first_rank}.json"
-        path.parent.mkdir(exist_ok=True)  # a single process writes no log there
+        if (folder / SAVED_RUN).exists():  # a refused run leaves no folder
+            path.parent.mkdir(exist_ok=True)  # a single process writes no log there
         write_atomic(path, format_compact(document), durable=False)
 
 

@@ -98,7 +98,8 @@ class Volume(Settings):
         return value
 
 
-class ServerSpec(NamedTuple):
+@dataclass(frozen=True)
+class ServerSpec:
     """What a scheduler must know about a launched server."""
 
     port: int

@@ -292,6 +292,7 @@ class Simulation:
         *,
         num_workers: int = 1,
         times: AffineTimes | None = None,
+        worker_times: AffineTimes | None = None,
         slowness: float = 1.0,
         max_wait_seconds: float = 2.0,
         mixes_lengths: bool = True,
@@ -300,7 +301,8 @@ class Simulation:
         self.buckets = build_buckets()
         self.planner = BatchPlanner(self.buckets, self.times, mixes_lengths=mixes_lengths)
         self.scheduler = Scheduler(self.planner, max_wait_seconds)
-        self.workers = [SimulatedWorker(self.times, slowness) for _ in range(num_workers)]
+        measured = worker_times or self.times
+        self.workers = [SimulatedWorker(measured, slowness) for _ in range(num_workers)]
         self.pool = SimulatedPool(list(self.workers))
         self.computed_ms: dict[Hashable, float] = {}
         """Milliseconds in full batches of the computed records of each client."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -372,6 +373,22 @@ def test_an_overload_of_workers_that_are_slower_than_measured_is_refused_in_time
     figure("simulated goodput, slow workers", goodput / sustainable)
     assert record.num_late == 0
     assert goodput >= 0.9 * sustainable
+
+
+@simulate
+async def test_a_small_model_on_a_busy_machine_refuses_nothing_that_it_answers_soon() -> None:
+    """A batch waits 30 ms for a processor: 100 times its expected time if it is small."""
+    simulation = Simulation(times=AffineTimes(0.1, 0.05), worker_times=AffineTimes(30.0, 0.05))
+    until = asyncio.get_running_loop().time() + 20
+    records = [ClientRecord() for _ in range(64)]
+    tasks = []
+    for number, record in enumerate(records):
+        lengths = draw_lengths(1 + number % 12, number)
+        send = partial(simulation.send, [min(length, 16) for length in lengths], number)
+        tasks.append(repeat(send, record, until))
+    await asyncio.gather(*tasks)
+    assert sum(record.num_refused for record in records) == 0
+    assert max(max(record.latencies) for record in records) <= 2.0
 
 
 @simulate

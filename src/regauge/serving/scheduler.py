@@ -39,7 +39,7 @@ GUARD_SECONDS = 2.0
 GUARD_MS = 4.0
 """Time of such a batch, in milliseconds."""
 SMOOTHING = 0.1
-"""Weight of a new measured-to-expected time ratio, after the first ones."""
+"""Weight of the last batch in averages over recent batches."""
 MIN_RETRY_SECONDS = 1
 OVERHEAD_SECONDS = 0.002
 """Request time outside batches: two messages, and turns of the event loop."""
@@ -212,14 +212,15 @@ class Scheduler:
         self._running_ms = 0.0
         self._interactive_until = -math.inf
         self._demand = DeadlineDemand()
-        self._num_measured = 1  # the expected time counts as a measurement
+        self._expected_ms = self._measured_ms = planner.max_milliseconds
         self._isolated: deque[QueuedRecord] = deque()
         self._num_held = 0
         self._held_ms = 0.0
         self.num_workers = 0
         """Number of workers computing batches."""
         self.time_ratio = 1.0
-        """Measured over expected time of recent batches."""
+        """Measured over expected time of recent batches. Large batches count more: on a busy machine
+        small ones take many times as long as expected."""
         self.is_guarded = False
         """Whether bulk batches are kept short for interactive requests."""
 
@@ -410,11 +411,10 @@ class Scheduler:
     def finish(self, batch: ScheduledBatch, milliseconds: float | None) -> None:
         """Record the end of a batch, with the measured time or None if it failed."""
         self._running_ms = max(0.0, self._running_ms - batch.milliseconds)
-        if milliseconds is not None and batch.milliseconds > 0:
-            ratio = milliseconds / batch.milliseconds
-            self._num_measured += 1
-            weight = max(SMOOTHING, 1 / self._num_measured)
-            self.time_ratio += weight * (ratio - self.time_ratio)
+        if milliseconds is not None:
+            self._expected_ms += batch.milliseconds - SMOOTHING * self._expected_ms
+            self._measured_ms += milliseconds - SMOOTHING * self._measured_ms
+            self.time_ratio = self._measured_ms / self._expected_ms
 
     def _select_priority(self) -> Priority:
         """Return the priority that has used the least of its share."""
@@ -447,9 +447,10 @@ class Scheduler:
         if not self.num_waiting:
             return
         slack = self._demand.find_slack(now, *self._busy_and_pace(), request.deadline)
-        if slack.seconds < self._batch_seconds:
-            wait = self.estimate_wait("bulk")
-            raise QueueFullError(wait, min(wait, request.deadline - now))
+        late_seconds = min(self.estimate_wait("bulk"), self._batch_seconds) - slack.seconds
+        if late_seconds > 0:
+            limit = request.deadline - now
+            raise QueueFullError(limit + late_seconds, limit)
 
     def _busy_and_pace(self) -> tuple[float, float]:
         """Return the seconds until the workers are free, and the seconds per millisecond."""

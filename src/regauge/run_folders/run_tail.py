@@ -277,6 +277,9 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
     locked_homes = [home for home in homes if find_file_id(home / LOCK) in locks]
     results = [name for name in RESULT_FILES if (folder / name).is_file()]
     verbs = (identity.get("verb"), done.get("verb"), *map(RESULT_FILES.get, results))
+    last_seen_at = _find_last_seen(homes, folder / METRICS)
+    fresh_since = time.time() - FRESH_SECONDS
+    is_active = bool(locked_homes) or (last_seen_at is not None and last_seen_at > fresh_since)
     return RunTail(
         folder=folder,
         verb="predict" if is_predict else next(filter(None, verbs), None),
@@ -288,11 +291,11 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
         launches=_read_launches(homes, is_predict=is_predict),
         has_result=bool(results),
         result=read_document(folder / RESULT, ResultShape) if RESULT in results else {},
-        last_seen_at=_find_last_seen(homes, folder / METRICS),
+        last_seen_at=last_seen_at,
         is_locked=bool(locked_homes),
         lock_owner=next(filter(None, map(read_lock_owner, homes)), ""),
         is_stopped=any(map(is_owner_stopped, locked_homes))
-        or has_stopped_rank(folder, time.time() - FRESH_SECONDS),
+        or (is_active and has_stopped_rank(folder, fresh_since)),
     )
 
 

@@ -219,8 +219,8 @@ class Scheduler:
         self.num_workers = 0
         """Number of workers computing batches."""
         self.time_ratio = 1.0
-        """Measured over expected time of recent batches. Large batches count more: on a busy machine
-        small ones take many times as long as expected."""
+        """Measured over expected time of recent batches. Large batches count more, because small
+        ones take many times as long as expected on a busy machine."""
         self.is_guarded = False
         """Whether bulk batches are kept short for interactive requests."""
 

@@ -48,7 +48,7 @@ class Kubernetes(KubernetesSettings):
         api, reason = self._choose_api(job)
         notes = [reason]
         if job.server is not None and job.jobs == 1:
-            notes.append("A lost machine interrupts one replica; set launch.jobs = 2 against it.")
+            notes.append("A lost machine interrupts a single replica; set launch.jobs = 2.")
         if job.server is not None and (self.server.max_replicas or 0) > job.jobs:
             maximum = self.server.max_replicas
             notes.append(f"The price is for {job.jobs} replicas; there may be {maximum}.")

@@ -31,9 +31,9 @@ SERVER = KINDS["deployment"][0]
 CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node", "job": "regauge", "jobset": "regauge"}
 """Name of the command's container; Kubeflow's operators ignore other containers."""
 PORTS = {"c10d": 29400, "etcd": 2379}
+"""Rendezvous backend -> default port, if the endpoint does not set one."""
 ETCD_ENDPOINT = "etcd.etcd:2379"
 """Service, namespace and port of the etcd server in the manifests of `cluster render`."""
-"""Rendezvous backend -> default port, if the endpoint does not set one."""
 OVERRIDABLE = ("serviceAccountName", "nodeSelector", "tolerations", "volumes")
 """Pod fields that every trainer version can override."""
 _TEMPLATES = Path(__file__).with_name("templates")

@@ -42,7 +42,7 @@ POD_LABELS = {
     "TrainJob": JOB_SET_NAME,
     "JobSet": JOB_SET_NAME,
     "Job": JOB_NAME,
-    "Deployment": JOB_LABEL,
+    SERVER: JOB_LABEL,
 }
 """Pod label with the job name, set by the job's controller."""
 RUNTIMES, CLAIMS = "trainingruntimes.trainer.kubeflow.org", "persistentvolumeclaims"

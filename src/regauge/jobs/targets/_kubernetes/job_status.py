@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, NodeStatus
+from regauge.jobs.targets._kubernetes.documents import SERVER
 from regauge.jobs.targets._kubernetes.pods import (
     CANCELLED,
     JOB_NAME,
@@ -105,7 +106,7 @@ def _find_state(objects: JobObjects) -> tuple[JobState, str]:
         return "failed", str(failure.get("message") or failure.get("reason", ""))
     if job["metadata"].get("annotations", {}).get(CANCELLED) == "true":
         return "cancelled", "cancelled by a user"
-    if job["kind"] == "Deployment" and objects.pods:
+    if job["kind"] == SERVER and objects.pods:
         return _find_server_state(objects)
     if _is_suspended(job):
         return "pending", _explain_suspension(objects)

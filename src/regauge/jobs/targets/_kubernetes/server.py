@@ -35,7 +35,7 @@ BEHAVIOR = {
 def build_server(
     job: JobSpec, server: ServerSpec, target: KubernetesSettings, metadata: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return a server's documents, the Deployment first.
+    """Return a server's documents, the Deployment last.
 
     Raises SettingsError for an autoscaler that cannot measure the load.
     """

@@ -64,7 +64,8 @@ class PodSettings(Settings):
     affinity: Mapping[str, Any] = Field(default_factory=dict)
     """Pod and node affinity, as in the Kubernetes API."""
     topology_spread: tuple[Mapping[str, Any], ...] = ()
-    """Topology spread constraints, as in the Kubernetes API; servers spread over zones anyway."""
+    """Topology spread constraints, as in the Kubernetes API; by default a server spreads over
+    zones."""
     annotations: Mapping[str, str] = Field(default_factory=dict)
     """Pod annotations."""
     priority_class: str | None = None
@@ -87,7 +88,7 @@ class ReplicaSettings(Settings):
     """Expected wait for a new request above which KEDA adds replicas."""
     requests_per_second: float | None = Field(default=None, gt=0)
     """Requests per second for each replica within the latency objective, as measured by
-    `regauge benchmark serving`; KEDA adds replicas above it."""
+    `regauge benchmark --serve`; KEDA adds replicas above it."""
     cpu_percent: int = Field(default=70, ge=1, le=100)
     """CPU load, in percent of the requested CPUs, above which replicas are added."""
 

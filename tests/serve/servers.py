@@ -39,6 +39,8 @@ EXPORT = (
     f"buckets.lengths={list(LENGTHS)}",
 )
 SOURCE = Path(regauge.__file__).parents[1]
+PATIENT = "serve.queue.max_wait_seconds=60"
+"""Setting with which a busy machine refuses no request."""
 QUICK_HTTP = ("serve.models.poll_seconds=0.2", "serve.http.drain_seconds=20")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import regauge
-from serve.servers import LENGTHS, ServerProcess, draw_texts, encoder, start_server
+from serve.servers import LENGTHS, PATIENT, ServerProcess, draw_texts, encoder, start_server
 
 __all__ = ["encoder"]
 
@@ -36,7 +36,7 @@ def server(
     request: pytest.FixtureRequest, encoder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ServerProcess, bool]]:
     option = f"serve.batch_invariant={str(request.param).lower()}"
-    with start_server(tmp_path_factory.mktemp("server"), str(encoder), option) as running:
+    with start_server(tmp_path_factory.mktemp("server"), str(encoder), option, PATIENT) as running:
         yield running, request.param
 
 

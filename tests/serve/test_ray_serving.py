@@ -30,6 +30,7 @@ from regauge.serving.ray_cluster.ray_serving import _check_resources, _convert_e
 from regauge.serving.ray_cluster.ray_settings import RayServing
 from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
 from serve.servers import (
+    PATIENT,
     STOP_SECONDS,
     ServerProcess,
     copy_artifact,
@@ -58,7 +59,6 @@ REPLACE_SECONDS = 240.0
 """Time in which Ray replaces a replica; the machine may be busy."""
 EXACT = ("serve.batch_invariant=true",)
 """An answer has the same bits in every batch, and so on every replica."""
-QUEUE = "serve.queue.max_wait_seconds=60"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def test_replicas_answer_as_the_plain_server_and_leave_nothing(
     tables = ("serve.workers.ray.replicas=2", "serve.workers.ray.route_prefix=/models")
     variables = {**RAY_VARIABLES, VARIABLE: KEY}
     with start_server(
-        tmp_path / "ray", f"model={encoder}", *tables, *EXACT, QUEUE, environment=variables
+        tmp_path / "ray", f"model={encoder}", *tables, *EXACT, PATIENT, environment=variables
     ) as server:
         assert server.address.endswith("/models")
         assert server.health()["workers"] == 1
@@ -182,7 +182,7 @@ def test_a_killed_replica_is_replaced_and_loses_only_requests_in_flight(
 ) -> None:
     texts = draw_texts(32)
     tables = (f"serve.workers.ray.address={cluster.address}", "serve.workers.ray.replicas=2")
-    arguments = (f"model={encoder}", *tables, *EXACT, QUEUE)
+    arguments = (f"model={encoder}", *tables, *EXACT, PATIENT)
     with start_server(tmp_path / "ray", *arguments, environment=RAY_VARIABLES) as server:
         load = Load(server.address, texts, server.embed(texts))
 

@@ -37,7 +37,7 @@ SHORT: dict[str, Any] = {
     "closed_loop": {
         "concurrency": [1, 4],
         "texts_per_request": [2],
-        "duration_seconds": 0.15,
+        "duration_seconds": 1.0,  # enough requests for a median on a busy machine
         "warmup_seconds": 0.05,
     },
     "open_loop": {"load_fractions": [0.5], "burst_size": 2, "duration_seconds": 0.2},

@@ -390,6 +390,11 @@ def cases(
     ]
 
 
+@pytest.mark.parametrize(
+    "usable",
+    [pytest.param(k, marks=[pytest.mark.full] * (k in COMPILERS_OF_TORCH)) for k in KINDS],
+    indirect=True,
+)
 def test_an_output_is_not_overwritten_by_the_next_one(
     usable: tuple[Backend, ExecutionContext], export: Export
 ) -> None:

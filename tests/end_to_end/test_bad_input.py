@@ -83,28 +83,53 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "code", "remedy"), CASES)
-def test_settings_are_refused_before_torch(
-    tmp_path: Path, run_file: Path, overrides: tuple[str, ...], code: int, remedy: str
-) -> None:
-    probe = (
-        "import sys\nfrom regauge.cli import main\n"
-        "try:\n    sys.exit(main())\n"
-        "finally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
-    )
+PROBE = """
+import contextlib, io, json, sys
+from regauge.cli import main
+answers = []
+for overrides in json.loads(sys.argv[2]):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(["train", sys.argv[1], *overrides])
+    answers.append((code, errors.getvalue(), "torch" in sys.modules))
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(
+    tmp_path_factory: pytest.TempPathFactory, data: Path
+) -> dict[tuple[str, ...], tuple[int, str, bool]]:
+    """Return each case's exit code, error output, and whether torch was imported."""
+    folder = tmp_path_factory.mktemp("refused")
+    path = folder / "run.toml"
+    path.write_text(RUN.format(folder=folder / "out", data=data))
+    overrides = [case[0] for case in CASES]
     done = subprocess.run(
-        [sys.executable, "-c", probe, "train", str(run_file), *overrides],
+        [sys.executable, "-c", PROBE, str(path), json.dumps(overrides)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == code, done.stderr
-    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "out").exists()
+    return dict(zip(overrides, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize(("overrides", "code", "remedy"), CASES)
+def test_settings_are_refused_before_torch(
+    refusals: dict[tuple[str, ...], tuple[int, str, bool]],
+    overrides: tuple[str, ...],
+    code: int,
+    remedy: str,
+) -> None:
+    actual_code, errors, has_torch = refusals[overrides]
+    assert actual_code == code, errors
+    assert not has_torch
+    lines = errors.strip().splitlines()
     line, *more = (text for text in lines if not text.endswith(" of the run file"))
-    assert not more, done.stderr
+    assert not more, errors
     assert line.startswith("regauge: ")
     assert remedy in line
-    assert not (tmp_path / "out").exists()
 
 
 LATER = [

@@ -17,7 +17,7 @@ import transformers
 
 import regauge
 from distributed import datasets
-from distributed.runs import BERT, LLAMA
+from distributed.runs import BERT, FULL, LLAMA
 from libraries import import_sentence_transformers, record_warnings
 from regauge import commands, config
 from regauge.commands import prepare
@@ -138,7 +138,9 @@ def compute_outputs(run: Path, *columns: list[str]) -> list[torch.Tensor]:
         ]
 
 
-@pytest.mark.parametrize(("architecture", "pooling"), [("llama", "lasttoken"), ("bert", "cls")])
+@pytest.mark.parametrize(
+    ("architecture", "pooling"), [("llama", "lasttoken"), pytest.param("bert", "cls", marks=FULL)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sentence_transformers_gives_the_vectors_of_predict(
     family: str, architecture: str, pooling: str, tmp_path: Path
@@ -160,7 +162,7 @@ def test_sentence_transformers_gives_the_vectors_of_predict(
     assert encoder.max_seq_length == LENGTH
 
 
-@pytest.mark.parametrize("architecture", ["bert", "llama"])
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("llama", marks=FULL)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_gives_the_classes_of_predict(
     family: str, architecture: str, tmp_path: Path
@@ -201,7 +203,7 @@ def test_training_scores_the_token_that_transformers_scores(family: str, tmp_pat
     torch.testing.assert_close(scores[:count], expected[:count], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("task", ["clm", "sft"])
+@pytest.mark.parametrize("task", [pytest.param("clm", marks=FULL), "sft"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_generates_the_texts_of_predict(
     family: str, task: str, tmp_path: Path

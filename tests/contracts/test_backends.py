@@ -324,8 +324,7 @@ def test_a_missing_library_is_reported_with_its_install_command() -> None:
         pytest.param(
             kind,
             name,
-            marks=[pytest.mark.full]
-            * (kind in COMPILERS_OF_TORCH and (kind, name) != ("torch-compile", "table")),
+            marks=[pytest.mark.full] * (kind in COMPILERS_OF_TORCH),
         )
         for kind in KINDS
         for name in EXAMPLES

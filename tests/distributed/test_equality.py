@@ -23,8 +23,8 @@ EVERY = [(size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]]
 FIRST = [(2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")]
 """Cases of these tasks that `make test` runs; for most other tasks it runs the first case."""
 LATER = (
-    *("apart", "balanced", "distill", "frozen", "grouped", "last-layer", "llama", "multi-label"),
-    *("next-sentence", "several", "similarity", "triplet"),
+    *("apart", "balanced", "classify", "distill", "frozen", "grouped", "last-layer", "llama"),
+    *("multi-label", "next-sentence", "rank", "several", "sft", "similarity", "triplet"),
 )
 """Tasks with unit tests; `make test-rest` runs them on several processes."""
 SOME = {

@@ -166,6 +166,7 @@ def test_generation_compiles_no_additional_graph(runs: Runs) -> None:
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.full
 def test_a_full_row_ends_a_completion(runs: Runs) -> None:
     most: dict[str, Any] = {"prompts": 10, "max_new_tokens": 200, "prompt_tokens": 2}
     samples = read_samples(

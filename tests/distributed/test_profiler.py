@@ -92,6 +92,7 @@ def test_a_profile_is_a_section_of_the_report(runs: Runs) -> None:
     assert 'execution.compile = "blocks"' in " ".join(section.advice)
 
 
+@pytest.mark.full
 def test_a_run_shorter_than_the_skipped_steps_is_profiled(runs: Runs) -> None:
     folder = runs.train_once(1, "mlm", strategy="single", profile=True, stop={"steps": 2})
     assert read_profile(folder)["steps"] == [2, 2]

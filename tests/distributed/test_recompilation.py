@@ -67,6 +67,7 @@ def count_run_graphs(
     return alone.run("count_graphs", str(folder), str(data), changes, odd_step)[0]
 
 
+@pytest.mark.full
 def test_nothing_is_compiled_after_the_warm_up(alone: World, data: Path, tmp_path: Path) -> None:
     answer = count_run_graphs(alone, tmp_path, data, NEVER)
     assert (answer["code"], answer["problem"]) == (0, "")

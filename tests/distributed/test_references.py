@@ -37,7 +37,7 @@ def read_values(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("size", "strategy"),
-    cases([(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "hsdp")], [(2, "fsdp"), (2, "zero1")]),
+    cases([(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "hsdp")], [(2, "fsdp")]),
 )
 def test_values_are_bitwise_equal_on_every_world(runs: Runs, size: int, strategy: str) -> None:
     alone = read_values(runs.train_once(1, "dpo", **LONG))

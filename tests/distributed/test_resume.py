@@ -108,7 +108,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
             *((kind, 3, "zero1") for kind in ("sgd", "adafactor", "lamb")),
             *(("lamb", *case) for case in ((1, "single"), (3, "ddp"), (3, "fsdp"), (4, "hsdp"))),
         ],
-        [("lamb", 3, "zero1")],
+        [],
     ),
 )
 def test_a_resume_is_exact_with_other_optimizers(
@@ -127,7 +127,7 @@ def test_a_resume_is_exact_with_other_optimizers(
             ("contrastive", 1, "selective"),
             ("mlm", 2, "none"),
         ],
-        [("mlm", 2, "none"), ("contrastive", 1, "selective")],
+        [("contrastive", 1, "selective")],
     ),
 )
 def test_native_dropout_is_exact_after_a_resume_on_the_same_device(

@@ -60,6 +60,7 @@ def test_a_run_starts_from_final_weights_or_a_checkpoint(runs: Runs, first: Path
     assert not (final / "start").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [2])
 def test_optimizer_moments_are_kept_on_request(runs: Runs, first: Path, size: int) -> None:
     fresh, with_moments, sharded = (
@@ -71,6 +72,7 @@ def test_optimizer_moments_are_kept_on_request(runs: Runs, first: Path, size: in
     assert losses(lines(sharded)) == pytest.approx(losses(lines(with_moments)), rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_continued_schedule_equals_one_long_run(runs: Runs) -> None:
     decaying = {"optimizer": {"schedule": {"kind": "linear", "warmup_steps": 3}}}
     whole = runs.train_once(1, "mlm", stop={"steps": 12}, **decaying, model={"dropout": 0.0})

@@ -194,6 +194,7 @@ def test_a_request_has_real_tokens_of_the_input_length(artifact: Path, tmp_path:
     assert np.array_equal(build_request(loaded, 3, 13).batches[0][0], tokens)
 
 
+@pytest.mark.full
 def test_the_machine_has_the_threads_of_an_artifact_without_torch(
     artifact: Path, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_another_learning_rate_is_not_comparable(runs: Runs, first: Path) -> Non
     assert "optimizer.learning_rate (0.003, 0.004)" in line
 
 
+@pytest.mark.full
 def test_a_tolerance_below_the_difference_fails(runs: Runs, first: Path) -> None:
     other = runs.train_once(1, "mlm", **merge(EVALUATED, {"execution": {"precision": "bf16"}}))
     code, answer, line = compare(first, other, "comparison.tolerance=1e-9")

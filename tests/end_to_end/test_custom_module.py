@@ -90,7 +90,14 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Export]:
 
 @pytest.mark.parametrize(
     ("form", "backend"),
-    [("tensor", "onnx"), ("tuple", "openvino"), ("dict", "eager"), ("dict", "onnx")],
+    [
+        ("tensor", "onnx"),
+        ("dict", "eager"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (("tuple", "openvino"), ("dict", "onnx"))
+        ),
+    ],
 )
 def test_the_artifact_of_a_module_gives_the_same_outputs(
     export: Export, capsys: pytest.CaptureFixture[str], form: str, backend: str

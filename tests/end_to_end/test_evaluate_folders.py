@@ -215,6 +215,7 @@ def test_a_file_is_prepared_like_the_dataset_of_the_run(
     assert read_json(capsys.readouterr().out)["rows"][0]["items"] == 31
 
 
+@pytest.mark.full
 def test_several_processes_evaluate_a_file_once(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -459,6 +459,7 @@ def read_precisions(lines: list[str]) -> list[str]:
     return [words[5] for words in compiled]
 
 
+@pytest.mark.full
 def test_the_reason_against_each_other_candidate_is_recorded(
     encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -495,6 +496,7 @@ def test_a_shared_payload_that_fails_has_the_same_error_for_each_precision(
     assert all(line.endswith("failed: no layer is accurate enough") for line in failures)
 
 
+@pytest.mark.full
 def test_a_package_that_kills_the_process_that_loads_it_is_a_failed_candidate(
     encoder: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_distributed_checkpoint_of_torch_is_imported(
     assert_same(import_weights(tmp_path / "dcp"), weights)
 
 
+@pytest.mark.full
 def test_a_deepspeed_checkpoint_is_imported(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_pickle_under_another_name_is_not_read(
         architectures.load_model(tmp_path)
 
 
+@pytest.mark.full
 def test_the_names_and_buffers_of_older_versions_are_imported(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:
@@ -343,6 +345,7 @@ def test_a_hostile_pickle_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.full
 def test_an_object_next_to_the_weights_is_named(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:

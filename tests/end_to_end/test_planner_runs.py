@@ -67,6 +67,7 @@ def test_a_finished_run_corrects_the_next_plan(
     assert answer["own_mean_error_percent"] == pytest.approx(abs(error), abs=0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["off", "folder"])
 def test_a_run_is_not_affected_by_its_record(
     target: str, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch

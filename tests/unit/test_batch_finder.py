@@ -191,6 +191,7 @@ def test_measurements_before_an_out_of_memory_error_are_used(
     assert "; more did not fit (at 4 rows: RuntimeError in " in decided["reason"]
 
 
+@pytest.mark.full
 def test_measurements_before_a_kill_are_used(tmp_path: Path, install_trial: InstallTrial) -> None:
     install_trial(DYING.format(rows=4, death=KILLED))
     assert find_rows(open_run(tmp_path)) == 2
@@ -198,6 +199,7 @@ def test_measurements_before_a_kill_are_used(tmp_path: Path, install_trial: Inst
     assert "; more did not fit (at 4 rows: killed by SIGKILL)" in decided["reason"]
 
 
+@pytest.mark.full
 def test_smaller_sizes_are_tried_after_an_early_kill(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -222,6 +224,7 @@ def test_a_run_for_which_no_size_fits_is_refused(
         resolve_microbatch(open_run(tmp_path), ALONE, NO_SUPERVISOR)
 
 
+@pytest.mark.full
 def test_after_another_failure_the_predicted_size_is_used_with_a_warning(
     tmp_path: Path, install_trial: InstallTrial, log: pytest.LogCaptureFixture
 ) -> None:

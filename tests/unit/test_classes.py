@@ -131,6 +131,7 @@ def test_lists_of_classes_become_lists_of_numbers(tmp_path: Path) -> None:
     assert column.class_counts["train"] == (2, 1, 1)
 
 
+@pytest.mark.full
 def test_the_bytes_do_not_depend_on_the_processes(tmp_path: Path) -> None:
     values = [NAMES[index % 3] for index in range(300)]
     for name in ("a.jsonl", "b.jsonl", "c.jsonl"):

@@ -145,6 +145,7 @@ def test_processes_die_with_the_server_and_the_next_one_has_a_new_server(
     assert start("exit").wait(60) == 3
 
 
+@pytest.mark.full
 def test_a_changed_environment_starts_a_new_server(
     fork_server: ForkServer, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +225,7 @@ def test_only_libraries_with_fork_handlers_have_threads(
     assert len(list(Path(f"/proc/{server_pid(fork_server)}/task").iterdir())) == int(alone.stdout)
 
 
+@pytest.mark.full
 def test_a_stopped_server_blocks_no_process(
     fork_server: ForkServer, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,12 +149,14 @@ def test_processes_share_a_load(tmp_path: Path) -> None:
     assert len(single.processor_shares) == 1
 
 
+@pytest.mark.full
 def test_the_end_of_a_process_is_an_error(tmp_path: Path) -> None:
     load = LoadProcesses(HttpTarget("http://127.0.0.1:9", "other"), TEXTS, tmp_path)
     with load, pytest.raises(ChildError, match="the load generator ended"):
         load.run_closed(1, 1, 0.1)
 
 
+@pytest.mark.full
 def test_a_process_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     load = LoadProcesses(HttpTarget("http://127.0.0.1:9", "openai"), TEXTS, tmp_path)
     (tmp_path / "texts.json").unlink()

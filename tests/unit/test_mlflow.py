@@ -272,6 +272,7 @@ Mlflow().connect(RunInfo("pairs", "a1b2", Path(sys.argv[1])))
 """
 
 
+@pytest.mark.full
 @needs_mlflow
 def test_a_run_that_is_killed_while_it_creates_the_database_leaves_none(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CONNECT, str(tmp_path)]

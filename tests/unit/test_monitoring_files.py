@@ -56,6 +56,7 @@ def find_operator_problems(document: dict[str, Any]) -> str:
     return run_node("node", program, json.dumps(document))
 
 
+@pytest.mark.full
 def test_the_prometheus_operator_accepts_its_objects() -> None:
     documents = list_documents(*OPERATOR_KINDS)
     assert len(documents) == 3

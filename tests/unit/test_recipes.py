@@ -199,7 +199,13 @@ RECORDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(RECORDS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name not in ("classify", "dpo")))
+        for name in sorted(RECORDS)
+    ],
+)
 def test_a_recipe_is_prepared_with_its_validation_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_command_removes_its_own_folders(tmp_path: Path, number: int, code: in
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_the_next_command_removes_the_folders_of_a_killed_one(tmp_path: Path) -> None:
     living, killed = RunningCommand(tmp_path), RunningCommand(tmp_path)
     assert killed.end(signal.SIGKILL) == -signal.SIGKILL

@@ -141,6 +141,7 @@ def test_the_tokenizer_is_trained_on_the_training_records(prepare: Prepare, tmp_
     assert both.manifest.tokenizer.sha256 != other.manifest.tokenizer.sha256
 
 
+@pytest.mark.full
 def test_the_bytes_do_not_depend_on_the_processes(prepare: Prepare) -> None:
     train, validation = build_records(4000, 4), build_records(900, 5)
     train[100:120] = validation[:20]

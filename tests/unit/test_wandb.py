@@ -152,6 +152,7 @@ def test_settings_metrics_and_the_result_are_recorded(tmp_path: Path) -> None:
     assert list((tmp_path / "home").iterdir()) == [], "a file outside of the folder of the run"
 
 
+@pytest.mark.full
 @needs_wandb
 def test_a_folder_never_has_the_name_of_a_moved_one(tmp_path: Path) -> None:
     """A client names its folder by the second, in which an earlier attempt may have ended."""

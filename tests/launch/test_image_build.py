@@ -1,13 +1,16 @@
 """A real build of an image with buildah, pushed to a registry on loopback.
 
 The base image is Debian from debootstrap, or the folder that REGAUGE_TEST_ROOTFS names. Regauge
-itself is a small wheel without dependencies, because torch alone has gigabytes.
+itself is a small wheel with one dependency, because torch alone has gigabytes. pip asks the package
+index of this machine.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -33,6 +36,7 @@ pytestmark = [
 PACKAGES = "python3,python3-venv,ca-certificates"
 WHEEL = "regauge-0.1.0-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: regauge\nVersion: 0.1.0\nProvides-Extra: s3\n"
+DEPENDENCY, PINNED = "idna", "3.7"  # older than what pip would choose
 REGISTRY = """version: 0.1
 storage:
   filesystem:
@@ -48,7 +52,7 @@ def write_wheel(folder: Path) -> Path:
     program = "import os\ndef main():\n    print(os.getuid(), os.getcwd(), *os.listdir())\n"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr("regauge/__init__.py", program)
-        wheel.writestr(f"{info}/METADATA", METADATA)
+        wheel.writestr(f"{info}/METADATA", f"{METADATA}Requires-Dist: {DEPENDENCY}\n")
         tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr(f"{info}/WHEEL", tag)
         wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\nregauge = regauge:main\n")
@@ -104,16 +108,30 @@ def build_base(folder: Path) -> str:
         run("debootstrap", *options, PATH=SEARCH)
     container = run("buildah", "from", "scratch").strip()
     run("buildah", "add", "-q", container, str(root), "/")
+    certificates = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
+    config = folder / "pip.conf"
+    config.write_text("[global]\ncert = /etc/index.crt\n" if certificates else "")
+    run("buildah", "add", "-q", container, str(config), "/etc/pip.conf")
+    if certificates:
+        run("buildah", "add", "-q", container, certificates, "/etc/index.crt")
     run("buildah", "commit", "-q", container, "localhost/debian-base:12")
     return "localhost/debian-base:12"
 
 
+@pytest.mark.timeout(1500)  # it installs three sets of packages
 def test_an_image_is_built_pushed_and_runs_as_another_user(
     tmp_path: Path, registry: str, storage: Path
 ) -> None:
     run_file, folder = tmp_path / "travel.toml", tmp_path / "context"
     run_file.write_text(f'[launch]\nimage = "{registry}/travel:1"\n')
-    overrides = [f"image.base={build_base(tmp_path)}", f"image.wheel={write_wheel(tmp_path)}"]
+    constraints = tmp_path / "pins.txt"
+    constraints.write_text(f"{DEPENDENCY}=={PINNED}\n")
+    overrides = [
+        f"image.base={build_base(tmp_path)}",
+        f"image.wheel={write_wheel(tmp_path)}",
+        f"image.constraints={constraints}",
+        "image.compiler=false",
+    ]
     command = [str(run_file), *overrides, "image.tool=buildah", "--to", str(folder)]
     for action in ("build", "push"):
         run(sys.executable, "-m", "regauge", "image", action, *command)
@@ -125,6 +143,16 @@ def test_an_image_is_built_pushed_and_runs_as_another_user(
         "/workspace",
         "travel.toml",
     ]
+    bill = json.loads(run("buildah", "run", container, "--", "cat", "/opt/regauge/sbom.cdx.json"))
+    versions = {item["name"]: item["version"] for item in bill["components"]}
+    assert bill["bomFormat"] == "CycloneDX"
+    assert (versions[DEPENDENCY], versions["regauge"]) == (PINNED, "0.1.0")
+    assert "cyclonedx-bom" not in versions
+    root = Path(run("buildah", "mount", container).strip())
+    compilers = [root / folder / name for folder in ("bin", "usr/bin") for name in ("g++", "cc")]
+    assert not [path for path in compilers if path.is_symlink() or path.exists()]
+    assert not list((root / "var/lib/apt/lists").glob("*Packages*"))
+    assert not (root / "root/.cache").exists()
     labels = run("buildah", "inspect", "--format", "{{.OCIv1.Config.Labels}}", container)
     assert "regauge.run-file:travel.toml" in labels
     assert storage.exists()

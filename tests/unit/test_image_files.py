@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from regauge import __version__
 from regauge.cli import main
 from regauge.jobs.clusters.images import check_pinned, load_variants, render_image
+from regauge.jobs.clusters.pins import find_pins
 from regauge.jobs.clusters.settings import Image, ImageSettings
 from regauge.system.errors import SettingsError
 
@@ -63,13 +65,14 @@ def test_hadolint_finds_nothing(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_image_is_pinned_and_runs_without_root(variant: str, run_file: Path) -> None:
     lines = render(run_file, variant=variant, extras=("ray",)).splitlines()
-    (base,) = [line.partition(" ")[2] for line in lines if line.startswith("FROM ")]
-    check_pinned(base, "base")
+    build, runtime = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    check_pinned(build, "base")
+    assert runtime == build
     assert [line for line in lines if line.startswith("USER ")][-1] == "USER 10001"
     assert "WORKDIR /workspace" in lines
     assert "COPY --chown=10001:10001 travel.toml ./" in lines
-    (install,) = [line for line in lines if "pip install" in line]
-    assert f"ray]=={__version__}" in install
+    (install,) = [line for line in lines if line.endswith(f'ray]=={__version__}"')]
+    assert lines[lines.index(install) - 1].endswith("--constraint /tmp/constraints.txt \\")
     has_system_torch = any("--system-site-packages" in line for line in lines)
     assert has_system_torch == load_variants()[variant].has_torch
 
@@ -98,6 +101,54 @@ def test_an_image_with_the_server_has_the_command_of_sagemaker(
     assert "sagemaker" not in render(run_file)
 
 
+def test_an_image_without_a_compiler_has_it_in_the_first_stage_alone(run_file: Path) -> None:
+    for variant, item in load_variants().items():
+        text = render(run_file, variant=variant, compiler=False)
+        _, build, runtime = text.split("\nFROM ")
+        assert re.search(r"install .* g\+\+", build)
+        assert "g++" not in runtime
+        assert "python3-dev" not in runtime
+        assert runtime.startswith(f"{item.slim_base or item.base}\n")
+        assert "COPY --from=build /opt/regauge /opt/regauge" in runtime
+        mine = render(run_file, variant=variant, compiler=False, base="mine/base:1")
+        assert mine.count("FROM mine/base:1") == 2
+    assert load_variants()["cuda"].slim_base
+
+
+def test_packages_have_the_versions_installed_here() -> None:
+    pins = find_pins(None, ("s3", "serve"))
+    versions = dict(line.split("==") for line in pins.text.splitlines())
+    for name in ("torch", "s3fs", "starlette", "pydantic-core"):  # direct, of extras, indirect
+        assert versions[name] == metadata.version(name).partition("+")[0]
+    assert not {"regauge", "moto", "tensorboard"} & versions.keys()
+    assert pins.unpinned == ()
+
+
+def test_names_of_a_base_image_come_before_the_pins(run_file: Path) -> None:
+    (program,) = re.findall(r"(awk .*'.*') > ", render(run_file, variant="neuron"))
+    lines = "Torch_Neuronx==2.9.0+cu\nnumpy==1.26.4\nnumpy==2.4.0\ntorch-neuronx==3\nxyz==1\n"
+    kept = subprocess.check_output(["/bin/sh", "-c", program], input=lines, text=True)
+    assert kept.splitlines() == ["Torch_Neuronx==2.9.0+cu", "numpy==1.26.4", "xyz==1"]
+
+
+def test_what_can_change_is_a_warning(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    constraints = tmp_path / "pins.txt"
+    constraints.write_text("# tested together\ntorch==2.13.0\nnumpy<3\n")
+    fixed = f"image.base=python:3.12@sha256:{'0' * 64}"
+    for overrides, expected in (
+        ([fixed], []),
+        (["image.base=python:3.12"], ["the publisher of base image 'python:3.12' can replace it"]),
+        ([fixed, 'image.extras=["gcs"]'], ["the version of gcsfs is not fixed"]),
+        ([fixed, f"image.constraints={constraints}"], ["the version of numpy<3 is not fixed"]),
+    ):
+        command = ["image", "render", str(run_file), *overrides, "--dry-run", "--json"]
+        assert main(command) == 0
+        warnings = json.loads(capsys.readouterr().out)["warnings"]
+        assert [text.partition(";")[0] for text in warnings] == expected
+
+
 def test_only_the_variant_with_efa_installs_it(run_file: Path) -> None:
     texts = {variant: render(run_file, variant=variant) for variant in VARIANTS}
     with_efa = [variant for variant, text in texts.items() if "aws-efa-installer" in text]
@@ -124,10 +175,10 @@ def test_files_are_copied_into_the_context(run_file: Path, tmp_path: Path) -> No
     code.write_text("x = 1\n")
     command = ["image", "render", str(run_file), f'image.files=["{code}"]', "--to", str(folder)]
     assert main(command) == 0
-    names = {"Dockerfile", ".dockerignore", "metrics.py", "travel.toml"}
+    names = {"Dockerfile", ".dockerignore", "constraints.txt", "metrics.py", "travel.toml"}
     assert {path.name for path in folder.iterdir()} == names
     ignored = (folder / ".dockerignore").read_text().splitlines()
-    assert ignored == ["*", "!travel.toml", "!metrics.py"]
+    assert ignored == ["*", "!constraints.txt", "!travel.toml", "!metrics.py"]
     assert main(command) == 2
     assert main([*command, "--overwrite"]) == 0
 
@@ -140,6 +191,8 @@ def test_files_are_copied_into_the_context(run_file: Path, tmp_path: Path) -> No
         (["image.base=ubuntu"], 2, "image.base = 'ubuntu' has no fixed version"),
         (["launch.image="], 2, "launch.image"),
         (['image.files=["missing.py"]'], 2, "no file missing.py"),
+        (['image.files=["constraints.txt"]'], 2, "rename constraints.txt"),
+        (["image.constraints=missing.txt"], 2, "no file missing.txt; correct image.constraints"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -149,7 +202,10 @@ def test_bad_input_is_one_line(
     run_file: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("constraints.txt").touch()
     to = ["--to", str(tmp_path / "out")]
     assert main(["image", "render", str(run_file), *overrides, *to]) == code
     assert message in " ".join(capsys.readouterr().err.split())

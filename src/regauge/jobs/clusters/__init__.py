@@ -9,6 +9,7 @@
 | `terraform/`, `manifests/` | files written unchanged, or with a version |
 | `templates/` | eksctl file, file systems, commands, and the Dockerfile |
 | `removal` | commands that remove a cluster, and the audit for remaining resources |
+| `pins` | package versions for an image |
 | `images` | render, build and push a Dockerfile |
 
 Vendor names and versions are in this package's data files. Nothing here imports torch.

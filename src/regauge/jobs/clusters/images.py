@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,10 @@ from typing import Any
 
 from regauge import __version__
 from regauge.jobs.clusters.facts import FOLDER
+from regauge.jobs.clusters.pins import CONSTRAINTS, find_pins
 from regauge.jobs.clusters.rendering import render_text
 from regauge.jobs.clusters.settings import Image, ImageSettings
+from regauge.jobs.lints import Lint, build_lint
 from regauge.jobs.lints_job import is_pinned
 from regauge.jobs.lints_tokens import find_token
 from regauge.system.children import run_tool
@@ -30,9 +32,8 @@ EFA = {
 }
 """EFA installer. Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html;
 checksum from ai-dynamo/dynamo, recipes/nemotron-3.5-lightning/vllm."""
-PACKAGES = ("ca-certificates", "g++")
-"""Distribution packages; torch.compile needs a compiler."""
-UBUNTU_PACKAGES = ("curl", "python3-dev", "python3-venv")
+CYCLONEDX = "7.5.0"
+"""cyclonedx-bom version; it writes the software list in the image."""
 CHECK_SECONDS = 20.0
 """Time limit for checking whether a program works."""
 _IMAGE_NAME = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
@@ -42,11 +43,15 @@ _IMAGE_NAME = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha25
 class ImageVariant:
     name: str
     base: str
+    slim_base: str
+    """Base image without compilers; empty if it is the same."""
     has_torch: bool
     """Whether the base image contains accelerator torch, which pip must not replace."""
     extras: tuple[str, ...]
     """`regauge` package extras to install."""
     has_efa: bool
+    torch_index: str
+    """Package index with a smaller torch; empty for pip's own index."""
     source: str
 
 
@@ -57,9 +62,11 @@ def load_variants() -> Mapping[str, ImageVariant]:
         row["variant"]: ImageVariant(
             row["variant"],
             row["base"],
+            row["slim_base"],
             row["has_torch"] == "yes",
             tuple(row["extras"].split()),
             row["efa"] == "yes",
+            row["torch_index"],
             row["source"],
         )
         for row in read_csv_rows(FOLDER / "images.csv")
@@ -100,16 +107,24 @@ def render_image(settings: ImageSettings, run_file: Path) -> str:
     image, variant = settings.image, find_variant(settings.image.variant)
     base = image.base or variant.base
     check_pinned(base, "image.base")
-    is_debian = base.startswith("python:")
-    packages = sorted({*PACKAGES, *(() if is_debian else UBUNTU_PACKAGES)})
-    extras = tuple(dict.fromkeys((*variant.extras, *image.extras)))
+    has_python = base.startswith("python:")
+    compiler = ("g++",) if has_python else ("g++", "python3-dev")
+    python = () if has_python else ("python3-venv",)
+    packages = {"ca-certificates", *(() if has_python else ("python3",))}
+    packages |= {"curl"} if variant.has_efa else set()
+    slim_base = base if image.base else variant.slim_base or base
+    extras = list_extras(image)
     return render_text(
         "Dockerfile.jinja",
         version=__version__,
         variant=variant.name,
         base=base,
+        runtime=base if image.compiler else slim_base,
         has_torch=variant.has_torch,
-        packages=packages,
+        build_packages=sorted({*packages, *compiler, *python}),
+        packages=sorted({*packages, *(compiler if image.compiler else ())}),
+        cyclonedx=CYCLONEDX,
+        torch_index=variant.torch_index,
         efa=EFA if variant.has_efa else None,
         extras=f"[{','.join(extras)}]" if extras else "",
         has_server="serve" in extras,
@@ -127,19 +142,30 @@ def write_context(settings: ImageSettings, run_file: Path, *, overwrite: bool) -
     """
     image, folder = settings.image, Path(settings.image.folder)
     text = render_image(settings, run_file)
+    pins = find_pins(image.constraints, list_extras(image)).text
     copies = [run_file, *map(Path, image.files), *([Path(image.wheel)] if image.wheel else [])]
     for path in copies:
         _check_copy(path)
-    targets = [folder / DOCKERFILE, folder / ".dockerignore", *(folder / p.name for p in copies)]
+        if path.name in (DOCKERFILE, CONSTRAINTS):
+            raise SettingsError(f"the image has its own {path.name}", f"rename {path}")
+    ignored = "".join(
+        f"{line}\n" for line in ("*", f"!{CONSTRAINTS}", *(f"!{p.name}" for p in copies))
+    )
+    texts = {DOCKERFILE: text, CONSTRAINTS: pins, ".dockerignore": ignored}
+    targets = [*(folder / name for name in texts), *(folder / path.name for path in copies)]
     check_absent(targets, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / DOCKERFILE, text, durable=False)
-    lines = ["*", *(f"!{path.name}" for path in copies)]
-    write_atomic(folder / ".dockerignore", "\n".join(lines) + "\n", durable=False)
+    for name, content in texts.items():
+        write_atomic(folder / name, content, durable=False)
     for path in copies:
         if path.resolve() != (folder / path.name).resolve():
             shutil.copyfile(path, folder / path.name)
     return targets
+
+
+def list_extras(image: Image) -> tuple[str, ...]:
+    """Return the variant's and the settings' extras, without repetitions."""
+    return tuple(dict.fromkeys((*find_variant(image.variant).extras, *image.extras)))
 
 
 def _check_copy(path: Path) -> None:
@@ -194,10 +220,22 @@ def run_command(command: list[str]) -> None:
 
 def describe_image(settings: ImageSettings, run_file: Path) -> dict[str, Any]:
     variant = find_variant(settings.image.variant)
+    base = settings.image.base or variant.base
     return {
         "image": resolve_name(settings),
         "variant": variant.name,
-        "base": settings.image.base or variant.base,
+        "base": base,
         "source": variant.source if settings.image.base is None else "image.base",
         "run_file": run_file.name,
+        "warnings": [
+            f"{item.problem}; {item.remedy}" for item in _find_lints(settings.image, base)
+        ],
     }
+
+
+def _find_lints(image: Image, base: str) -> Iterator[Lint]:
+    """Warn about a base image that its publisher can replace, and packages without a pin."""
+    if "@sha256:" not in base:
+        yield build_lint("image-base", base=base)
+    if names := find_pins(image.constraints, list_extras(image)).unpinned:
+        yield build_lint("image-pins", names=", ".join(names))

@@ -148,7 +148,11 @@ class Image(Settings):
     name: str | None = None
     """Image registry, repository and tag; by default `launch.image`."""
     base: str | None = None
-    """Base image with a tag or digest; by default the variant's."""
+    """Base image with a tag or, better, a digest, which never changes; by default the variant's."""
+    compiler: bool = True
+    """Whether the image has a C++ compiler, which torch.compile and some exports need."""
+    constraints: str | None = None
+    """pip constraints file that pins the packages; by default the versions installed here."""
     wheel: str | None = None
     """Local Regauge wheel; by default pip installs this version from a package index."""
     extras: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ def main(
     verb: Annotated[str, Parameter(help="Verb to run, such as train or predict.")],
     *overrides: commands.Override,
     on: Annotated[
-        str, Parameter(help="Target: local, slurm, aws_batch, kubernetes or ray.")
+        str, Parameter(help="Target: local, slurm, aws_batch, kubernetes, ray or skypilot.")
     ] = "local",
     dry_run: commands.DryRun = False,
     rehearse: Annotated[

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from regauge.jobs.targets import JobSpec, LeaderAddress
+from regauge.system.errors import SettingsError
 from regauge.system.processes import LAUNCHER_VARIABLES, SUPERVISED_VARIABLE
 
 SCHEDULER_PREFIXES = ("AWS_BATCH_", "JOB_COMPLETION_", "PET_", "SLURM_", "TORCHELASTIC_")
@@ -48,6 +49,18 @@ def build_leader_variables(node_range: str, leader: LeaderAddress) -> dict[str, 
         "PET_RDZV_ENDPOINT": f"{leader.host}:{leader.port}",
         "PET_RDZV_ID": leader.run_id,
     }
+
+
+def relocate_command(command: tuple[str, ...], working_dir: str) -> list[str]:
+    """Return a node's command for a copy of `working_dir`, with the run file relative to it.
+
+    Raises SettingsError for a run file outside the folder.
+    """
+    folder, run_file = Path(working_dir).resolve(), PurePath(command[4])
+    if not run_file.is_relative_to(folder):
+        problem = f"the run file is not in working_dir = '{working_dir}'"
+        raise SettingsError(problem, "set working_dir of the target to its folder")
+    return ["python", *command[1:4], str(run_file.relative_to(folder)), *command[5:]]
 
 
 def is_listening(port: int) -> bool:

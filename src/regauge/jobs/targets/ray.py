@@ -6,7 +6,6 @@ import json
 import shlex
 import time
 from collections.abc import Iterator
-from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from pydantic import Field
@@ -31,7 +30,7 @@ from regauge.jobs.targets import (
     NodeStatus,
 )
 from regauge.jobs.targets._job_end import cancel_job, check_ended
-from regauge.jobs.targets._nodes import build_leader_variables
+from regauge.jobs.targets._nodes import build_leader_variables, relocate_command
 from regauge.jobs.targets._ray_driver import DriverOptions, read_events, read_lines
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.jobs.targets._times import format_epoch
@@ -111,7 +110,9 @@ class RayCluster(Launcher):
 
         For `predict` the driver does not start nodes, because the executor uses the cluster itself.
         """
-        command = self._relocate(job.command)
+        command = list(job.command)
+        if self.working_dir is not None:
+            command = relocate_command(job.command, self.working_dir)
         is_predict = job.verb == "predict"
         options = ["--name", job.name, "--nodes", "0" if is_predict else str(job.max_nodes)]
         if is_predict:
@@ -127,16 +128,6 @@ class RayCluster(Launcher):
         for name, reference in sorted(job.secrets.items()):
             options += ["--secret", f"{name}={reference}"]
         return ["exec", command[0], "-m", DRIVER, *options, "--", *command]
-
-    def _relocate(self, command: tuple[str, ...]) -> list[str]:
-        """Return a node's command, with the run file relative to a copied folder."""
-        if self.working_dir is None:
-            return list(command)
-        folder, run_file = Path(self.working_dir).resolve(), PurePath(command[4])
-        if not run_file.is_relative_to(folder):
-            problem = f"the run file is not in working_dir = '{self.working_dir}'"
-            raise SettingsError(problem, "set working_dir to its folder, or remove working_dir")
-        return ["python", *command[1:4], str(run_file.relative_to(folder)), *command[5:]]
 
     def _select_executor(self, job: JobSpec) -> list[str]:
         """Return the override that gives each node a worker, unless the command has one."""
@@ -266,7 +257,7 @@ def _list_nodes(events: list[Tables], state: JobState) -> Iterator[NodeStatus]:
         end = next((event for event in events if event.get("node") == index), None)
         code = end.get("exit_code") if end else None
         if end is None:
-            yield NodeStatus(index, state, host)
+            yield NodeStatus(index, state, host, shell_command=f"ssh {host}")
         elif code == 0:
             yield NodeStatus(index, "succeeded", host, code)
         else:

@@ -101,12 +101,27 @@ def test_container_insights_is_an_addon_with_permissions() -> None:
     document = build_cluster_config(cluster)
     assert find_eksctl_problems(document) == []
     name = "amazon-cloudwatch-observability"
-    assert {"name": name} in document["addons"]
+    (addon,) = [addon for addon in document["addons"] if addon["name"] == name]
+    config = json.loads(addon["configurationValues"])["agent"]["config"]
+    assert config["logs"]["metrics_collected"]["kubernetes"] == {
+        "enhanced_container_insights": True,
+        "accelerated_compute_metrics": True,
+    }
+    assert build_variables(cluster)["addon_values"] == {name: addon["configurationValues"]}
+    assert {"name": "vpc-cni"} in document["addons"]
     assert document["addonsConfig"] == {"autoApplyPodIdentityAssociations": True}
     assert name in build_variables(cluster)["addons"]
     terraform = render_files(cluster)["terraform/main.tf"]
     assert f'"{name}" = {{\n      account = "cloudwatch-agent"' in terraform
+    assert "configuration_values = lookup(var.addon_values, each.value, null)" in terraform
     assert name not in build_variables(build_cluster("p5"))["addons"]
+
+
+def test_a_device_has_one_reader() -> None:
+    cluster = build_cluster("p5", monitoring=("exporters", "cloudwatch"))
+    (config,) = build_variables(cluster)["addon_values"].values()
+    assert '"accelerated_compute_metrics": false' in config
+    assert '"enhanced_container_insights": true' in config
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.36"])

@@ -75,13 +75,14 @@ def build_variables(cluster: Cluster) -> dict[str, Any]:
     nodes = {group.name: find_node_facts(group) for group in cluster.node_groups}
     zone = find_file_zone(cluster)
     kinds = dict.fromkeys(item.kind for item in cluster.file_systems)
-    insights = [CLOUDWATCH_ADDON] if "cloudwatch" in cluster.monitoring else []
+    insights = _configure_insights(cluster)
     return {
         "name": cluster.name,
         "region": cluster.region,
         "zones": list(cluster.zones),
         "kubernetes_version": cluster.kubernetes_version,
         "addons": [*ADDONS, *(FILE_SYSTEM_ADDONS[kind] for kind in kinds), *insights],
+        "addon_values": insights,
         "node_groups": {name: _describe_nodes(node, cluster) for name, node in nodes.items()},
         "lustre": {
             item.name: {"size_gib": item.size_gib, "zone": zone}
@@ -91,6 +92,22 @@ def build_variables(cluster: Cluster) -> dict[str, Any]:
         "efs": [item.name for item in cluster.file_systems if item.kind == "efs"],
         "tags": cluster.all_tags,
     }
+
+
+def _configure_insights(cluster: Cluster) -> dict[str, str]:
+    """Return add-on -> configuration in JSON for Container Insights; empty without it.
+
+    A device has one reader: with the exporters, the add-on leaves the accelerators to them.
+    """
+    if "cloudwatch" not in cluster.monitoring:
+        return {}
+    has_exporters = "exporters" in cluster.monitoring
+    kubernetes = {
+        "enhanced_container_insights": True,
+        "accelerated_compute_metrics": not has_exporters,
+    }
+    agent = {"config": {"logs": {"metrics_collected": {"kubernetes": kubernetes}}}}
+    return {CLOUDWATCH_ADDON: json.dumps({"agent": agent})}
 
 
 def find_file_zone(cluster: Cluster) -> str:

@@ -337,9 +337,10 @@ resource "aws_iam_role_policy_attachment" "addon" {
 }
 
 resource "aws_eks_addon" "addon" {
-  for_each     = toset(var.addons)
-  cluster_name = aws_eks_cluster.cluster.name
-  addon_name   = each.value
+  for_each             = toset(var.addons)
+  cluster_name         = aws_eks_cluster.cluster.name
+  addon_name           = each.value
+  configuration_values = lookup(var.addon_values, each.value, null)
 
   dynamic "pod_identity_association" {
     for_each = contains(keys(local.identities), each.value) ? [local.identities[each.value].account] : []

@@ -23,6 +23,11 @@ variable "addons" {
   type        = list(string)
 }
 
+variable "addon_values" {
+  description = "Configuration of add-ons in JSON."
+  type        = map(string)
+}
+
 variable "node_groups" {
   description = "Groups of machines by name."
   type = map(object({

@@ -653,7 +653,12 @@ def test_a_running_attempt_has_no_exit_code_and_no_reason_of_an_earlier_one() ->
     assert (status.reason, status.exit_code, status.attempt) == ("", None, 2)
     (node,) = status.nodes
     assert (node.state, node.host, node.exit_code, node.reason) == ("running", "i1", None, "")
+    query = "aws ecs describe-container-instances --region r --cluster c --container-instances "
+    query += "arn:aws:ecs:r:a:container-instance/c/i1 --output text --query "
+    query += "'containerInstances[0].ec2InstanceId'"
+    assert status.shell_command == f"aws ssm start-session --region r --target $({query})"
     waiting = build_status(HANDLE, child | {"status": "RUNNABLE"}, [])
+    assert waiting.shell_command == ""
     assert (waiting.state, waiting.attempt) == ("restarting", 1)
     assert waiting.reason == "Essential container in task exited"
 

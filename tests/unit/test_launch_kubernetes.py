@@ -684,6 +684,16 @@ def test_the_state_follows_from_conditions_and_pods(
     assert status.usd_per_hour == pytest.approx(4 * 27.447)
 
 
+def test_a_shell_is_that_of_the_first_pod_that_runs() -> None:
+    pods = [build_pod("Pending"), build_pod("Running", 1), build_pod("Running", 2)]
+    for pod in pods:
+        pod["metadata"]["namespace"] = "team"
+    status = describe_job(HANDLE, JobObjects(build_job("Running"), pods))
+    options = f"--context={HANDLE.context} --namespace=team"
+    assert status.shell_command == f"kubectl {options} exec -it llama-worker-0 -- bash"
+    assert describe_job(HANDLE, JobObjects(build_job("Failed"), pods[:1])).shell_command == ""
+
+
 def test_a_quota_and_a_cancellation_are_reasons() -> None:
     status = describe_job(HANDLE, JobObjects(build_job("Created"), [], [QUOTA]))
     assert status.state == "pending"

@@ -256,6 +256,7 @@ def test_the_state_of_a_job(status: str, count: int, state: str, reason: str) ->
     answer = build_status(Handle("ray", "a:1", "job"), info, log)
     assert (answer.state, answer.reason) == (state, reason)
     assert (answer.usd_per_hour, answer.price_date) == (110.08, "2026-07-20")
+    assert answer.shell_command == ("ssh a" if state == "running" else "")
     assert answer.submitted_at == "2026-09-21T14:13:20.000+00:00"
     if count >= 4:
         assert [node.state for node in answer.nodes][1] == "failed"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from regauge.commands.job import describe_status
 from regauge.jobs.lints import run_lints
 from regauge.jobs.targets import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _slurm_client
 from regauge.jobs.targets._slurm_jobs import (
@@ -496,6 +497,25 @@ def test_a_pending_job_has_its_reason_and_its_price(monkeypatch: pytest.MonkeyPa
     assert status["submitted_at"] == "2026-11-26T20:27:29Z"
     assert status["started_at"] is None
     assert status["nodes"] == ()
+
+
+def test_a_shell_is_a_step_of_the_job_that_runs() -> None:
+    text = PENDING.replace("PENDING", "RUNNING").replace("JobId=7", "JobId=7 NumNodes=2")
+    status = build_status(HANDLE, parse_records(text), ("n1", "n2"))
+    options = "--nodelist=n1 --nodes=1 --ntasks=1 --overlap --pty"
+    assert status.shell_command == f"srun --jobid=7 {options} bash"
+    document = describe_status(status, with_reasons=False)
+    assert document["shell"] == status.shell_command
+    assert all("shell_command" not in node for node in document["nodes"])
+    ended = build_status(HANDLE, parse_records(text.replace("RUNNING", "COMPLETED")), ("n1", "n2"))
+    assert "shell" not in describe_status(ended, with_reasons=False)
+
+
+def test_a_shell_in_an_array_is_that_of_the_job_that_runs() -> None:
+    array = "JobId={} ArrayJobId=7 ArrayTaskId={} JobName=ranker JobState={} NodeList=n{} Power="
+    lines = [array.format(7, 0, "COMPLETED", 1), array.format(9, 1, "RUNNING", 2)]
+    status = build_status(HANDLE, parse_records("\n".join(lines)), ())
+    assert "--jobid=9 --nodelist=n2 " in status.shell_command
 
 
 @pytest.mark.parametrize(

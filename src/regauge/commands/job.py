@@ -92,10 +92,11 @@ def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
     """
     document = _drop_unknown(asdict(status))
     for key in {"nodes", "stages"} & document.keys():
-        document[key] = [_drop_unknown(row) for row in document[key]]
+        document[key] = [_drop_unknown(row | {"shell_command": ""}) for row in document[key]]
     for key in {"failure", "progress"} & document.keys():
         document[key] = _drop_unknown(document[key])
     document["handle"] = str(status.handle)
+    document |= _drop_unknown({"shell": status.shell_command})
     if not with_reasons and status.state in ("starting", "running", "succeeded"):
         document.pop("reason", None)
     return document

@@ -314,6 +314,8 @@ class NodeStatus:
     """Host name by the scheduler; empty if unknown."""
     exit_code: int | None = None
     reason: str = ""
+    shell_command: str = ""
+    """Command that opens a shell on the node, or in its container; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -380,6 +382,12 @@ class JobStatus:
     @property
     def is_final(self) -> bool:
         return self.state in FINAL_STATES
+
+    @property
+    def shell_command(self) -> str:
+        """Command that opens a shell on the first running node; empty without one."""
+        commands = (node.shell_command for node in self.nodes if node.state == "running")
+        return next(filter(None, commands), "")
 
 
 class JobEvent(NamedTuple):

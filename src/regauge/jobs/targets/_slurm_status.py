@@ -147,6 +147,7 @@ def _list_nodes(
                 record.node_list,
                 _find_exit_code(record, state),
                 describe_record(record),
+                _build_shell_command(record, record.node_list),
             )
             for record, state in zip(records, states, strict=True)
         )
@@ -154,8 +155,24 @@ def _list_nodes(
         return ()
     codes = logs.read_task_ends() if logs and states[0] in FINAL_STATES else {}
     return tuple(
-        NodeStatus(index, states[0], host, codes.get(host)) for index, host in enumerate(hosts)
+        NodeStatus(
+            index,
+            states[0],
+            host,
+            codes.get(host),
+            shell_command=_build_shell_command(records[0], host),
+        )
+        for index, host in enumerate(hosts)
     )
+
+
+def _build_shell_command(record: SlurmRecord, host: str) -> str:
+    """Return a shell command within the job; `--overlap` shares the job's resources.
+
+    Source: https://slurm.schedmd.com/srun.html#OPT_overlap.
+    """
+    number = record.fields.get("JobId", record.job_id)
+    return f"srun --jobid={number} --nodelist={host} --nodes=1 --ntasks=1 --overlap --pty bash"
 
 
 def _describe_failure(

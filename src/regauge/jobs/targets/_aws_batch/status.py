@@ -119,8 +119,22 @@ def _list_reasons(attempt: Detail) -> tuple[str, str]:
 
 
 def build_node_status(index: int, detail: Detail) -> NodeStatus:
-    host = str(detail.get("container", {}).get("containerInstanceArn", "")).rpartition("/")[2]
-    return NodeStatus(index, find_state(detail), host, find_exit_code(detail), find_reason(detail))
+    arn = str(detail.get("container", {}).get("containerInstanceArn", ""))
+    shell = _build_shell_command(arn) if arn.count("/") == 2 else ""  # noqa: PLR2004
+    code, reason = find_exit_code(detail), find_reason(detail)
+    return NodeStatus(index, find_state(detail), arn.rpartition("/")[2], code, reason, shell)
+
+
+def _build_shell_command(arn: str) -> str:
+    """Return the command for a Systems Manager session on a container instance.
+
+    The ARN ends with `container-instance/CLUSTER/ID`.
+    """
+    region, cluster = arn.split(":")[3], arn.split("/")[1]
+    query = f"aws ecs describe-container-instances --region {region} --cluster {cluster}"
+    query += f" --container-instances {arn} --output text"
+    query += " --query 'containerInstances[0].ec2InstanceId'"
+    return f"aws ssm start-session --region {region} --target $({query})"
 
 
 def build_status(handle: Handle, detail: Detail, children: Sequence[Detail]) -> JobStatus:

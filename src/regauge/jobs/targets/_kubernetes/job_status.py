@@ -10,6 +10,7 @@ from typing import Any
 
 from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, NodeStatus
 from regauge.jobs.targets._kubernetes.documents import SERVER
+from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
 from regauge.jobs.targets._kubernetes.pods import (
     CANCELLED,
     JOB_NAME,
@@ -65,7 +66,8 @@ def describe_job(handle: Handle, objects: JobObjects) -> JobStatus:
         reason=reason,
         attempt=_count_attempts(objects),
         nodes=tuple(
-            _describe_pod(index, pod) for index, pod in sorted(objects.current_pods.items())
+            _describe_pod(index, pod, handle.context)
+            for index, pod in sorted(objects.current_pods.items())
         ),
         exit_code=0 if state == "succeeded" else exit_code,
         failure=_describe_failure(failed, reason) if state == "failed" else None,
@@ -202,7 +204,7 @@ def _explain_exit(objects: JobObjects) -> str:
     return f"exit code {codes[-1]}" if codes and codes[-1] is not None else "a pod was lost"
 
 
-def _describe_pod(index: int, pod: Object) -> NodeStatus:
+def _describe_pod(index: int, pod: Object, context: str) -> NodeStatus:
     states: dict[str, JobState] = {"Running": "running", "Succeeded": "succeeded"}
     phase, code = _find_phase(pod), find_exit_code(pod)
     state = states.get(phase, "unknown")
@@ -213,7 +215,10 @@ def _describe_pod(index: int, pod: Object) -> NodeStatus:
         state = "preempted" if code in {None, PreemptedError.exit_code} else "failed"
         reason = reason or _find_terminated(pod).get("reason", "")
     host = pod.get("spec", {}).get("nodeName", "")
-    return NodeStatus(index, state, host=host, exit_code=code, reason=reason)
+    metadata = pod["metadata"]
+    cluster = KubectlNamespace(context, metadata.get("namespace", "default"))
+    shell = cluster.command("exec", "-it", metadata["name"], "--", "bash")
+    return NodeStatus(index, state, host, code, reason, shell)
 
 
 def _describe_failure(failed: list[Object], reason: str) -> JobFailure:

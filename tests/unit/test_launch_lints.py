@@ -21,7 +21,14 @@ from regauge.system import choices
 JOB = JobSpec("job", "train", ("regauge", "train", "run.toml"), 1, 1, 1, hours=1.0)
 PAGES = [
     ROOT / "docs" / "guides" / name
-    for name in ("launch.md", "aws-batch.md", "kubernetes.md", "slurm.md", "clusters.md")
+    for name in (
+        "launch.md",
+        "aws-batch.md",
+        "kubernetes.md",
+        "slurm.md",
+        "clusters.md",
+        "images.md",
+    )
 ]
 SHARED_MEMORY = {"volumes": [{"mountPath": "/dev/shm"}]}  # noqa: S108 - text of a document
 FAKE = "x7" * 20

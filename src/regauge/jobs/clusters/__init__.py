@@ -9,6 +9,7 @@
 | `terraform/`, `manifests/` | files written unchanged, or with a version |
 | `templates/` | eksctl file, file systems, commands, and the Dockerfile |
 | `removal` | commands that remove a cluster, and the audit for remaining resources |
+| `image_lints` | image checks |
 | `pins` | package versions for an image |
 | `images` | render, build and push a Dockerfile |
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any
 
 from regauge import __version__
 from regauge.jobs.clusters.facts import FOLDER
+from regauge.jobs.clusters.image_lints import check_image
 from regauge.jobs.clusters.pins import CONSTRAINTS, find_pins
 from regauge.jobs.clusters.rendering import render_text
 from regauge.jobs.clusters.settings import Image, ImageSettings
-from regauge.jobs.lints import Lint, build_lint
 from regauge.jobs.lints_job import is_pinned
 from regauge.jobs.lints_tokens import find_token
 from regauge.system.children import run_tool
@@ -220,7 +220,7 @@ def run_command(command: list[str]) -> None:
 
 def describe_image(settings: ImageSettings, run_file: Path) -> dict[str, Any]:
     variant = find_variant(settings.image.variant)
-    base = settings.image.base or variant.base
+    base, extras = settings.image.base or variant.base, list_extras(settings.image)
     return {
         "image": resolve_name(settings),
         "variant": variant.name,
@@ -228,14 +228,7 @@ def describe_image(settings: ImageSettings, run_file: Path) -> dict[str, Any]:
         "source": variant.source if settings.image.base is None else "image.base",
         "run_file": run_file.name,
         "warnings": [
-            f"{item.problem}; {item.remedy}" for item in _find_lints(settings.image, base)
+            f"{item.problem}; {item.remedy}"
+            for item in check_image(base, find_pins(settings.image.constraints, extras))
         ],
     }
-
-
-def _find_lints(image: Image, base: str) -> Iterator[Lint]:
-    """Warn about a base image that its publisher can replace, and packages without a pin."""
-    if "@sha256:" not in base:
-        yield build_lint("image-base", base=base)
-    if names := find_pins(image.constraints, list_extras(image)).unpinned:
-        yield build_lint("image-pins", names=", ".join(names))

@@ -1,8 +1,9 @@
 """A simulator of AWS Batch on the loopback interface: its states, its retries and its nodes.
 
 boto3 reaches it by environment variables with its address. A container is a process of this
-machine with the command and the variables of its job definition. Paths of the image become folders
-of this machine. The rules follow the AWS Batch user guide:
+machine with the command and the variables of its job definition; the program `regauge` is that of
+this Python. Paths of the image become folders of this machine. The rules follow the AWS Batch user
+guide:
 
 - A multi-node job starts its main node first, ends with it, and takes its exit code.
 - Only an attempt that fails is retried, by the first rule of `evaluateOnExit` that matches. An
@@ -456,8 +457,6 @@ class BatchSimulator:
         number = len(job.attempts) + 1
         node.stream = f"{job.request['jobName']}/default/{node.job_id}-{number}"
         command = [self._map_path(argument) for argument in node.container["command"]]
-        if command[0] == "regauge":
-            command[:1] = [sys.executable, "-m", "regauge"]
         path = self.root / f"{node.stream.replace('/', '_')}.log"
         with path.open("wb") as log:
             node.process = subprocess.Popen(
@@ -481,7 +480,9 @@ class BatchSimulator:
             item["name"]: self.secrets[item["valueFrom"]]
             for item in node.container.get("secrets", [])
         }
+        programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         variables |= {"AWS_BATCH_JOB_ID": node.job_id, "AWS_BATCH_JOB_ATTEMPT": str(number)}
+        variables["PATH"] = programs
         properties = job.definition.get("nodeProperties")
         if properties is not None:
             variables |= build_node_variables(node.index, properties, find_local_address())

@@ -54,9 +54,11 @@ TRAINING: dict[str, Any] = {
 
 @pytest.fixture
 def simulator(tmp_path: Path) -> Iterator[BatchSimulator]:
-    """Return a simulator; its containers have `workspace` as /workspace, and see `data`."""
-    for name in ("workspace", "data"):
-        (tmp_path / name).mkdir()
+    """Return a simulator; its containers have `workspace` as /workspace, and see `data`.
+
+    `workspace` is missing: an image need not contain the run file.
+    """
+    (tmp_path / "data").mkdir()
     with start_simulator(tmp_path, {"/workspace": tmp_path / "workspace"}) as simulator:
         yield simulator
 
@@ -70,7 +72,7 @@ def call(*arguments: str, code: int = 0) -> str:
 
 
 def write_run_file(root: Path, **changes: Any) -> Path:
-    """Write a training run and its dataset into the folders of the containers."""
+    """Write a training run for this machine, and its dataset for the containers."""
     data = root / "data"
     packed = datasets.write_packed(data / "packed")
     tables = settings(data / "out", packed, "mlm", **merge(TRAINING, changes))
@@ -78,7 +80,7 @@ def write_run_file(root: Path, **changes: Any) -> Path:
         "environment": {"MASTER_PORT": str(find_free_port())},
         "volumes": [{"name": "data", "mount": str(data), "kind": "host", "source": str(data)}],
     }
-    path = root / "workspace" / "run.json"
+    path = root / "run.json"
     path.write_text(json.dumps(dump(tables) | {"launch": launch}))
     return path
 
@@ -157,7 +159,6 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
 
 
 def test_the_requests_are_rehearsed_on_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "workspace").mkdir()
     path = write_run_file(tmp_path, stop={"steps": 100_000})
     output = call("launch", str(path), "train", "--on", "aws_batch", "--rehearse", "-o", "json")
     report = json.loads(output)
@@ -406,7 +407,7 @@ def test_an_array_shares_the_records_of_predict(
         "output": {"folder": str(data / "vectors")},
     }
     volume = {"name": "data", "mount": str(data), "kind": "host", "source": str(data)}
-    path = tmp_path / "workspace" / "predict.json"
+    path = tmp_path / "predict.json"
     path.write_text(json.dumps(tables | {"launch": LAUNCH | {"volumes": [volume], "jobs": 2}}))
     handle = submit(path, "predict")
     document = json.loads(call("job", "wait", handle, "--json"))

@@ -307,6 +307,35 @@ def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
     assert host == {"sourcePath": "/mnt/fast"}
 
 
+def test_a_container_writes_the_run_file_and_becomes_the_command(tmp_path: Path) -> None:
+    """The words of the command and the bytes of the run file are those of the job."""
+    program, path = tmp_path / "regauge", tmp_path / "not there" / "run.toml"
+    program.write_text('#!/bin/sh\necho $$\nprintf "<%s>" "$@" "${REGAUGE_RUN_FILE-unset}"\n')
+    program.chmod(0o755)
+    text = 'a = "%s $HOME `id` \\n"\n# é\n\n'
+    words = ("train", str(path), "b = '$c'", "", "-c")
+    plan = build_plan(command=("regauge", *words), run_file_text=text, environment={"A": "b"})
+    container = read_container(plan)
+    variables = {item["name"]: item["value"] for item in container["environment"]}
+    variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    process = subprocess.Popen(container["command"], env=variables, stdout=subprocess.PIPE)
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 0
+    expected = "".join(f"<{word}>" for word in (*words, "unset"))
+    assert output == f"{process.pid}\n{expected}", "the command gets the signals of its container"
+    assert path.read_bytes() == text.encode()
+    assert [item.name for item in path.parent.iterdir()] == ["run.toml"]
+
+
+def test_a_run_file_that_a_job_definition_cannot_contain_is_refused() -> None:
+    build_plan(run_file_text="#" * 20_000)
+    message = r"has 25,\d\d\d bytes, 24,002 of them the run file, and AWS Batch allows 24,576"
+    with pytest.raises(SettingsError, match=message):
+        build_plan(run_file_text="#" * 24_000)
+    with pytest.raises(SettingsError, match="30,002 of them the run file"):
+        build_plan(run_file_text="é" * 5_000)  # six bytes each in the request
+
+
 @pytest.mark.parametrize("is_mounted", [True, False])
 def test_a_machine_without_its_file_system_stops(tmp_path: Path, *, is_mounted: bool) -> None:
     """It would join the queue, and Docker would create the missing folder on the root disk."""

@@ -11,6 +11,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import field_validator
@@ -145,7 +146,7 @@ class JobSpec:
     hours: float | None = None
     output: str = ""
     run_file_text: str = ""
-    """Run file text, for launchers that copy it into a container."""
+    """Run file text, which containers get at `run_file`; empty without containers."""
     rendezvous: Literal["c10d", "etcd"] = "c10d"
     rendezvous_endpoint: str | None = None
     """Host and port of an etcd server; None if a node serves the rendezvous."""
@@ -160,6 +161,11 @@ class JobSpec:
     """Pipeline stage to run; empty outside a pipeline."""
     after: str = ""
     """Name of the job that must succeed first; empty if none."""
+
+    @property
+    def run_file(self) -> PurePosixPath:
+        """The run file's path in a container: the command's second argument."""
+        return PurePosixPath(self.command[2])
 
     @property
     def is_elastic(self) -> bool:

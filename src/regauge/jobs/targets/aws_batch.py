@@ -52,7 +52,7 @@ from regauge.machines.aws_client import AwsClient
 from regauge.system.errors import RESTART_CODES, SettingsError
 
 USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
-"""Job fields contained in the requests, or set by the run file in the image."""
+"""Job fields contained in the requests, or set by the run file that they contain."""
 
 
 class AwsBatch(BatchSettings):

@@ -20,6 +20,16 @@ MEMORY_SHARE = 0.9
 MIB_PER_GIB = 1024
 EFA_DEVICE = "/dev/infiniband/uverbs"
 HOST_MOUNTS = "/mnt"
+RUN_FILE_VARIABLE = "REGAUGE_RUN_FILE"
+WRITE_RUN_FILE = (
+    'mkdir -p "${0%/*}" && file=$(mktemp "$0.XXXXXX")'
+    f' && printf %s "${RUN_FILE_VARIABLE}" >"$file" && mv "$file" "$0"'
+    f' && unset {RUN_FILE_VARIABLE} && exec "$@"'
+)
+"""Script that writes a variable to the path `$0`, and becomes the command in its arguments.
+
+Nodes may share that folder, so the file appears at once.
+"""
 RESERVED_PREFIX = "AWS_BATCH"
 """Prefix of variables set by Batch itself; a job definition must not use it."""
 
@@ -88,6 +98,7 @@ def build_container(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
     return render_document(
         TEMPLATES / "container.yaml.jinja",
         job=job,
+        command=list(build_command(job)),
         target=target,
         machine=machine,
         vcpus=vcpus,
@@ -98,6 +109,16 @@ def build_container(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
         environment=_collect_environment(job, machine),
         volumes=[{"name": volume.name, **_build_volume(volume)} for volume in job.volumes],
     )
+
+
+def build_command(job: JobSpec) -> tuple[str, ...]:
+    """Return the container's command, which writes the run file before it becomes the job's.
+
+    So a changed run file does not need another image.
+    """
+    if not job.run_file_text:
+        return job.command
+    return ("/bin/sh", "-c", WRITE_RUN_FILE, str(job.run_file), *job.command)
 
 
 def _find_memory_mib(machine: Machine, target: BatchSettings) -> int:
@@ -122,14 +143,15 @@ def _list_device_paths(job: JobSpec, machine: Machine) -> list[str]:
 
 
 def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
-    """Return a node's environment variables; the user's take precedence."""
+    """Return a node's environment variables, with the run file; the user's take precedence."""
     for name in (*job.environment, *job.secrets):
         if name.startswith(RESERVED_PREFIX):
             problem = f"launch.environment has {name}, and only AWS Batch sets {RESERVED_PREFIX}…"
             raise SettingsError(problem, "rename that variable")
     devices = find_batch_devices(machine.vendor)
     defaults = devices.environment | (devices.efa_environment if job.uses_efa else {})
-    return defaults | dict(job.environment)
+    run_file = {RUN_FILE_VARIABLE: job.run_file_text} if job.run_file_text else {}
+    return defaults | dict(job.environment) | run_file
 
 
 def _build_volume(volume: Volume) -> dict[str, Any]:

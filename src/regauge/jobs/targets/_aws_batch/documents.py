@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -14,6 +15,11 @@ from regauge.system.errors import RESTART_CODES, SettingsError
 DEFINITION_FILE, SUBMIT_FILE = "register-job-definition.json", "submit-job.json"
 MAX_ARRAY = 10_000
 """Maximum array size, in jobs."""
+MAX_DEFINITION_BYTES = 24 * 1024
+"""Maximum size of RegisterJobDefinition, which contains the run file.
+
+https://docs.aws.amazon.com/batch/latest/userguide/service_limits.html
+"""
 MIN_SECONDS = 60
 """Minimum time limit for an attempt."""
 MAX_TAGS = 50
@@ -28,11 +34,14 @@ _TAG_KEY_LENGTH, _TAG_VALUE_LENGTH = 128, 256
 
 
 def build_job_definition(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
-    """Return the RegisterJobDefinition request; raises SettingsError for invalid combinations."""
+    """Return the RegisterJobDefinition request.
+
+    Raises SettingsError for invalid combinations, and for a run file that is too large.
+    """
     if job.limit_seconds is not None and job.limit_seconds < MIN_SECONDS:
         problem = f"launch.hours = {job.hours:g} is below the minimum of AWS Batch, 60 s"
         raise SettingsError(problem, "set launch.hours to 0.02 or more")
-    return render_document(
+    definition = render_document(
         TEMPLATES / "job_definition.yaml.jinja",
         job=job,
         target=target,
@@ -41,6 +50,13 @@ def build_job_definition(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
         restart_codes=RESTART_CODES,
         tags=build_tags(job),
     )
+    size, limit = len(json.dumps(definition)), MAX_DEFINITION_BYTES
+    if size > limit:
+        num_bytes = len(json.dumps(job.run_file_text))
+        problem = f"the job definition has {size:,} bytes, {num_bytes:,} of them the run file"
+        remedy = "move data of the run file into files, or remove comments"
+        raise SettingsError(f"{problem}, and AWS Batch allows {limit:,}", remedy)
+    return definition
 
 
 def build_submit_request(job: JobSpec, target: BatchSettings, queue: str) -> dict[str, Any]:

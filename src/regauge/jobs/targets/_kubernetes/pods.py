@@ -11,7 +11,7 @@ from typing import Any
 
 from regauge.jobs.targets import JobSpec, is_local_folder
 from regauge.jobs.targets._kubernetes.settings import PodSettings
-from regauge.jobs.targets._kubernetes.volumes import build_volumes, find_run_file
+from regauge.jobs.targets._kubernetes.volumes import build_volumes
 from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import SettingsError
 from regauge.system.files import read_csv_rows
@@ -52,7 +52,7 @@ def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str,
         labels[QUEUE_LABEL] = queue
     annotations = {VERB: job.verb, PROCESSES: str(job.processes_per_node or "auto")}
     if job.output:
-        folder = find_run_file(job).parent / job.output
+        folder = job.run_file.parent / job.output
         annotations[OUTPUT] = str(folder) if is_local_folder(job.output) else job.output
     if job.usd_per_hour is not None:
         annotations[PRICE] = f"{job.usd_per_hour:.4f}"
@@ -100,7 +100,7 @@ def build_pod_template(
         pull_secrets=[{"name": name} for name in settings.image_pull_secrets],
         node_selector=_select_nodes(job, settings),
         tolerations=_build_tolerations(settings, devices),
-        folder=str(find_run_file(job).parent),
+        folder=str(job.run_file.parent),
         environment=environment,
         resources=_build_resources(job, devices),
         volumes=volumes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from regauge.jobs.targets import SHARED_MEMORY_SHARE, JobSpec, Volume
@@ -41,7 +41,7 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the ConfigMap with the run file; raises SettingsError if it cannot contain it."""
     if len(job.run_file_text.encode()) >= MAX_CONFIG_MAP_BYTES:
         raise SettingsError("the run file is larger than 1 MiB", "move its data into files")
-    name = find_run_file(job).name
+    name = job.run_file.name
     if not _CONFIG_MAP_KEY.fullmatch(name):
         problem = f"'{name}' cannot be a key of a ConfigMap"
         raise SettingsError(problem, "name the run file with letters, digits, '-', '_' and '.'")
@@ -52,11 +52,6 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
         "data": {name: job.run_file_text},
         "immutable": True,
     }
-
-
-def find_run_file(job: JobSpec) -> PurePosixPath:
-    """Return the run file's path in the container: the command's second argument."""
-    return PurePosixPath(job.command[2])
 
 
 def build_volumes(job: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -70,7 +65,7 @@ def build_volumes(job: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, An
     volumes: list[dict[str, Any]] = [{"name": SHARED_MEMORY, "emptyDir": shared_memory}]
     mounts: list[dict[str, Any]] = [{"name": SHARED_MEMORY, "mountPath": SHARED_MEMORY_MOUNT}]
     if job.run_file_text:
-        path = find_run_file(job)
+        path = job.run_file
         volumes.append({"name": RUN_FILE, "configMap": {"name": name_config_map(job)}})
         mounts.append({"name": RUN_FILE, "mountPath": str(path), "subPath": path.name})
     for volume in job.volumes:

@@ -55,6 +55,19 @@ class SlurmWorkplace(Workplace):
     def read_state(self, handle: str) -> str:
         return str(self.read_status(handle)["state"])
 
+    def wait_for_status(
+        self, handle: str, condition: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        """Return the first status that meets a condition."""
+        statuses: list[dict[str, Any]] = []
+
+        def meets_condition() -> bool:
+            statuses.append(self.read_status(handle))
+            return condition(statuses[-1])
+
+        wait_until(meets_condition, "the status")
+        return statuses[-1]
+
     def wait_for_success(self, handle: str) -> dict[str, Any]:
         answer = self.run("job", "wait", handle, "--timeout", "480", "-o", "json")
         assert answer.code == 0, answer.error + self.read_logs()
@@ -119,10 +132,11 @@ def test_a_job_outlives_its_launcher_and_a_lost_node(
 ) -> None:
     handle = launch_and_kill(workplace, workplace.write_run(), TWO_NODES)
     folder = workplace.root / "out-run"
-    wait_until(lambda: count_steps(folder) >= 30, "step 30")
-    status = workplace.read_status(handle)
-    assert (status["state"], status["attempt"]) == ("running", 1)
+    # The status is read during the start, because reading it can last as long as the training.
+    status = workplace.wait_for_status(handle, lambda status: status["state"] == "running")
+    assert status["attempt"] == 1
     assert [node["host"] for node in status["nodes"]] == list(NODES)
+    wait_until(lambda: count_steps(folder) >= 30, "step 30")
     assert "attempt 1 on 2 nodes: " in workplace.read_logs(), "each node has a supervisor"
     lost_at, step = time.time(), count_steps(folder)
     cluster.kill_node(NODES[1])
@@ -163,8 +177,8 @@ def test_a_requeued_job_equals_the_undisturbed_one(
     with workplace.follow(handle) as follower:
         wait_until(lambda: count_steps(folder) >= 30, "step 30")
         cluster.run("sbatch", *HIGH, "--wrap=sleep 2")
-        wait_until(lambda: workplace.read_state(handle) == "preempted", "the preemption")
-        assert "BeginTime" in workplace.read_status(handle)["reason"]
+        status = workplace.wait_for_status(handle, lambda status: status["state"] == "preempted")
+        assert "BeginTime" in status["reason"]
         assert workplace.wait_for_success(handle)["attempt"] == 2
         output, _ = follower.communicate(timeout=60)
     assert "(attempt 2)" in output

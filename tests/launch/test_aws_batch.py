@@ -133,10 +133,9 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     path = write_run_file(tmp_path)
     handle = submit(path, "train", f"launch.secrets.HF_TOKEN={REFERENCE}")
     job, output = find_job(simulator, handle), tmp_path / "data" / "out"
+    wait_for_state(Handle.parse(handle), "running")
+    assert read_status(handle)["attempt"] == 1, "read first: it can last as long as the training"
     wait_until(job, lambda: count_steps(output) >= 30, "the run does not start")
-    status = read_status(handle)
-    assert status["state"] == "running"
-    assert status["attempt"] == 1
     step, lost_at = count_steps(output), time.monotonic()
     simulator.reclaim(job.nodes[lost])
     wait_until(job, lambda: bool(job.attempts), "the main node does not end")

@@ -100,6 +100,10 @@ def wait_for_step(folder: Path, step: int) -> None:
     wait_until(lambda: count_steps(folder) >= step, f"step {step}")
 
 
+def count_hosts(handle: str) -> int:
+    return len({node["host"] for node in read_status(handle)["nodes"]})
+
+
 def build_training(runs: Runs, folder: Path) -> dict[str, Any]:
     """Return the tables of a run of two nodes with one process each."""
     changes = merge(RUN, {"execution": {"processes": 1, "nodes": NODES}})
@@ -113,10 +117,9 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     run_file = write_job(tmp_path / "lost-node.json", cluster, build_training(runs, folder))
     handle = submit(run_file, "train")
     assert handle == f"ray://{cluster.dashboard}/lost-node"
+    assert wait_for_state(handle, "running")["attempt"] == 1
+    wait_until(lambda: count_hosts(handle) == 2, "two nodes")
     wait_for_step(folder, 30)
-    status = read_status(handle)
-    assert (status["state"], status["attempt"]) == ("running", 1)
-    assert len({node["host"] for node in status["nodes"]}) == 2
     kill_node(cluster.nodes[1])
     lost_at, step = time.monotonic(), count_steps(folder)
     wait_for_state(handle, "restarting", "starting")

@@ -794,6 +794,7 @@ def test_a_missing_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it keeps the credentials of other tests
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))

@@ -19,6 +19,11 @@ OPERATIONS = {
     "create-scheduling-policy.json": ("batch", "CreateSchedulingPolicy"),
     "create-job-queue.json": ("batch", "CreateJobQueue"),
     "create-launch-template.json": ("ec2", "CreateLaunchTemplate"),
+    "create-model.json": ("sagemaker", "CreateModel"),
+    "create-endpoint-config.json": ("sagemaker", "CreateEndpointConfig"),
+    "create-endpoint.json": ("sagemaker", "CreateEndpoint"),
+    "register-scalable-target.json": ("application-autoscaling", "RegisterScalableTarget"),
+    "put-scaling-policy.json": ("application-autoscaling", "PutScalingPolicy"),
 }
 """Service and operation of each document."""
 

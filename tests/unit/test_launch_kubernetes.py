@@ -27,7 +27,6 @@ from regauge.jobs.targets import (
     LaunchPlan,
     LeaderAddress,
     Machine,
-    ServerSpec,
     Volume,
 )
 from regauge.jobs.targets._kubernetes.documents import build_restart_script
@@ -35,6 +34,7 @@ from regauge.jobs.targets._kubernetes.job_client import JobClient
 from regauge.jobs.targets._kubernetes.job_status import JobObjects, describe_job
 from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
 from regauge.jobs.targets._kubernetes.pods import load_device_resources
+from regauge.jobs.targets._server_spec import ServerSpec
 from regauge.jobs.targets.kubernetes import Kubernetes
 from regauge.machines.catalog import load_chips
 from regauge.system import timing

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import regauge
+from regauge import config
 from regauge.system.errors import SettingsError
+from unit.test_benchmark_summary import build_manifest
 from unit.test_launch_kubernetes import P5, PROMETHEUS, SERVER, build_plan, find_document
 
 CAPACITY = 200.0
@@ -67,6 +69,9 @@ def test_a_changed_run_file_changes_the_pods(tmp_path: Path) -> None:
     assert find_template() != find_template(overflow="truncate")
 
 
+MAXIMUM = "launch.target=[{kind='kubernetes', server={max_replicas=4}}]"
+
+
 @pytest.mark.parametrize(
     ("overrides", "on", "message"),
     [
@@ -77,7 +82,7 @@ def test_a_changed_run_file_changes_the_pods(tmp_path: Path) -> None:
         (
             (
                 "launch.instance=g5.xlarge",
-                MAXIMUM := "launch.target=[{kind='kubernetes', server={max_replicas=4}}]",
+                MAXIMUM,
             ),
             "kubernetes",
             "CPU load does not show",
@@ -100,6 +105,71 @@ def test_a_server_that_cannot_run_is_refused(
 def test_a_server_is_not_rehearsed(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="a server has none"):
         regauge.launch(write_run_file(tmp_path), "serve", on="kubernetes", rehearse=True)
+
+
+def write_artifact(folder: Path, gib: float = 0.0, **changes: Any) -> str:
+    """Write the manifest of an artifact that computes with two threads; return its folder."""
+    files = {"weights.safetensors": {"bytes": int(gib * 2**30), "sha256": ""}}
+    document = config.dump(build_manifest()) | {"files": files}
+    for key, value in changes.items():
+        table, name = key.split("__")
+        document[table][name] = value
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(document))
+    return str(folder)
+
+
+def plan_replica(folder: Path, artifacts: dict[str, str], **serve: Any) -> tuple[Any, list[str]]:
+    """Return the resources and the command of a replica without a machine type."""
+    run_file = write_run_file(folder, artifacts=artifacts, **serve)
+    document = json.loads(run_file.read_text())
+    del document["launch"]["instance"]
+    run_file.write_text(json.dumps(document))
+    deployment = plan_server(run_file)["documents"][-1]["content"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return container.get("resources"), container["command"]
+
+
+def test_a_replica_without_a_machine_type_is_as_large_as_its_artifacts(tmp_path: Path) -> None:
+    small, large = write_artifact(tmp_path / "small"), write_artifact(tmp_path / "large", gib=2.0)
+    resources, command = plan_replica(tmp_path, {"a": small})
+    assert resources == {"requests": {"cpu": "3", "memory": "3Gi"}, "limits": {"memory": "3Gi"}}
+    assert command[-1] == "serve.workers.count=1", "or a worker for every two CPUs of the machine"
+    resources, _ = plan_replica(tmp_path, {"a": small, "b": large})
+    assert resources["requests"]["cpu"] == "5"
+    both = int(resources["limits"]["memory"].removesuffix("Gi"))
+    assert both >= 1 + 2 * 2 * 2, "two versions of the large one while it is replaced"
+    resources, command = plan_replica(
+        tmp_path, {"a": small, "b": large}, workers={"count": 2, "threads": 4}
+    )
+    assert resources["requests"]["cpu"] == "17"
+    assert int(resources["limits"]["memory"].removesuffix("Gi")) > both
+    assert command[-1] == "serve.workers.count=2"
+    resources, _ = plan_replica(tmp_path, {"a": small, "b": large}, models={"max_loaded": 1})
+    assert resources["requests"]["cpu"] == "3"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"program__output_kind": "text"}, {"target__accelerator": "cuda"}, None],
+    ids=["text", "accelerator", "elsewhere"],
+)
+def test_a_replica_of_unknown_size_requests_nothing(
+    tmp_path: Path, changes: dict[str, Any] | None
+) -> None:
+    address = "/elsewhere" if changes is None else write_artifact(tmp_path / "a", **changes)
+    resources, command = plan_replica(tmp_path, {"a": address})
+    assert resources is None
+    assert not [word for word in command if word.startswith("serve.workers")]
+
+
+def test_a_planned_replica_can_be_scaled_by_its_cpu_load(tmp_path: Path) -> None:
+    run_file = write_run_file(tmp_path, artifacts={"a": write_artifact(tmp_path / "a")})
+    document = json.loads(run_file.read_text())
+    del document["launch"]["instance"]
+    run_file.write_text(json.dumps(document))
+    documents = plan_server(run_file, MAXIMUM)["documents"]
+    assert any(item["content"]["kind"] == "HorizontalPodAutoscaler" for item in documents)
 
 
 def test_queue_time_and_requests_add_replicas_on_accelerators() -> None:

@@ -38,7 +38,8 @@ def main(
     verb: Annotated[str, Parameter(help="Verb to run, such as train or predict.")],
     *overrides: commands.Override,
     on: Annotated[
-        str, Parameter(help="Target: local, slurm, aws_batch, kubernetes, ray or skypilot.")
+        str,
+        Parameter(help="Target: local, slurm, aws_batch, kubernetes, ray, skypilot or sagemaker."),
     ] = "local",
     dry_run: commands.DryRun = False,
     rehearse: Annotated[

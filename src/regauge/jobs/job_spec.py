@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -9,8 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from regauge import config
+from regauge.jobs.server_resources import plan_resources
 from regauge.jobs.settings import MAX_NAME, Launch, is_job_name
-from regauge.jobs.targets import JobSpec, Launcher, Machine, ServerSpec
+from regauge.jobs.targets import JobSpec, Launcher, Machine
+from regauge.jobs.targets._server_spec import ServerSpec
 from regauge.machines.catalog import (
     REGION,
     MachinePrice,
@@ -64,16 +67,21 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
     if launch.jobs > 1 and request.verb not in ("predict", SERVE):
         problem = f"launch.jobs = {launch.jobs} is for 'predict' and 'serve', not '{request.verb}'"
         raise SettingsError(problem, "remove it, or set execution.nodes.count")
+    machine = find_machine(launch.instance, execution)
+    server = _find_server(request.tables, machine) if request.verb == SERVE else None
+    command = build_command(request, launch.jobs, is_container=launcher.is_container)
+    if server and server.resources and launcher.is_container:
+        command = (*command, f"serve.workers.count={server.resources.num_workers}")
     return JobSpec(
         name=resolve_name(launch.name, request.run_file),
         verb=request.verb,
-        command=build_command(request, launch.jobs, is_container=launcher.is_container),
+        command=command,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         processes=execution.get("processes", 1) if is_training else 1,
         accelerator=None if accelerator is None else str(accelerator),
         jobs=launch.jobs,
-        machine=find_machine(launch.instance, execution),
+        machine=machine,
         node_usd_per_hour=price.get("usd_per_hour"),
         node_price_date=str(price["as_of"]) if price.get("as_of") else None,
         spot=launch.spot,
@@ -89,17 +97,28 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         rendezvous=nodes.get("rendezvous") or "c10d",
         rendezvous_endpoint=nodes.get("endpoint"),
         labels=dict(launch.labels),
-        server=_find_server(request.tables) if request.verb == SERVE else None,
+        server=server,
     )
 
 
-def _find_server(tables: config.Tables) -> ServerSpec:
-    """Return a server's port and times; raises SettingsError for a port that changes."""
-    settings = config.build(ServeSettings, {"serve": tables.get("serve", {})}).serve
+def _find_server(tables: config.Tables, machine: Machine | None) -> ServerSpec:
+    """Return a server's port, times and settings, and its resources without a machine type.
+
+    Raises SettingsError for a port that changes.
+    """
+    table = tables.get(SERVE, {})
+    settings = config.build(ServeSettings, {SERVE: table}).serve
     if settings.port == 0:
         raise SettingsError("serve.port = 0 is another port at each start", "set serve.port")
-    seconds = settings.workers.start_timeout_seconds
-    return ServerSpec(settings.port, seconds, settings.http.drain_seconds)
+    others = {key: item for key, item in table.items() if key not in ("artifacts", "host", "port")}
+    return ServerSpec(
+        port=settings.port,
+        start_seconds=settings.workers.start_timeout_seconds,
+        drain_seconds=settings.http.drain_seconds,
+        resources=None if machine else plan_resources(settings),
+        artifacts=settings.artifacts,
+        options=tuple(f"{key}={json.dumps(leaf)}" for key, leaf in config.flatten(others, SERVE)),
+    )
 
 
 def build_pipeline(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:

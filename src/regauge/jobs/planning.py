@@ -66,7 +66,7 @@ def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Laun
     raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
     if job.server is not None and not launcher.supports_servers:
         problem = f"target '{launcher.kind}' does not run servers"
-        remedy = "launch with --on kubernetes or local; serve.workers.ray has replicas on Ray"
+        remedy = "launch with --on kubernetes, sagemaker or local; serve.workers.ray is for Ray"
         raise SettingsError(problem, remedy)
     if job.jobs > 1 and not launcher.supports_arrays:
         problem = f"target '{launcher.kind}' does not support arrays, and launch.jobs is {job.jobs}"

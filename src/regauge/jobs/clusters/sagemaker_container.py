@@ -7,6 +7,7 @@ artifact. The endpoint sets these environment variables:
 
     SAGEMAKER_BIND_TO_PORT   port to listen on, by default 8080
     REGAUGE_SERVE_OPTIONS    setting overrides, such as "serve.overflow=truncate"
+    REGAUGE_MODEL_NAME       the only model's name, by default `model`
 
 Source: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.inference.export.manifest import MANIFEST
+from regauge.jobs.targets._sagemaker import NAME_VARIABLE, OPTIONS_VARIABLE
 from regauge.system.errors import ERROR_PREFIX, SettingsError
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 MODEL_FOLDER = "/opt/ml/model"
 FOLDER_VARIABLE = "SM_MODEL_DIR"
 PORT_VARIABLE, DEFAULT_PORT = "SAGEMAKER_BIND_TO_PORT", "8080"
-OPTIONS_VARIABLE = "REGAUGE_SERVE_OPTIONS"
 DRAINING = "serve.http.drain_seconds=25"
 """SageMaker kills a container 30 seconds after SIGTERM."""
 
@@ -41,13 +42,14 @@ def build_command(variables: Mapping[str, str]) -> list[str]:
     folder = Path(variables.get(FOLDER_VARIABLE, MODEL_FOLDER))
     port = variables.get(PORT_VARIABLE, DEFAULT_PORT)
     options = shlex.split(variables.get(OPTIONS_VARIABLE, ""))
-    return ["serve", *_list_models(folder), DRAINING, *options, "--host", "0.0.0.0", "--port", port]  # noqa: S104 - as SageMaker requires
+    models = _list_models(folder, variables.get(NAME_VARIABLE, "model"))
+    return ["serve", *models, DRAINING, *options, "--host", "0.0.0.0", "--port", port]  # noqa: S104 - as SageMaker requires
 
 
-def _list_models(folder: Path) -> list[str]:
+def _list_models(folder: Path, name: str) -> list[str]:
     """Return the artifact folders: SageMaker's model folder itself, or folders inside it."""
     if (folder / MANIFEST).is_file():
-        return [f"model={folder}"]
+        return [f"{name}={folder}"]
     folders = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     if not folders:
         problem = f"{folder} has no artifact: {MANIFEST} is missing"

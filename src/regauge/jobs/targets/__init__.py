@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import field_validator
 
 from regauge.config import Choice, Settings
+from regauge.jobs.targets._server_spec import ServerSpec
 from regauge.system.errors import SettingsError
 from regauge.system.units import SECONDS_PER_HOUR
 
@@ -97,17 +98,6 @@ class Volume(Settings):
         if not value.startswith("/"):
             raise ValueError(f"{value!r} is not an absolute path; begin it with /")
         return value
-
-
-@dataclass(frozen=True)
-class ServerSpec:
-    """What a scheduler must know about a launched server."""
-
-    port: int
-    start_seconds: float
-    """Time limit for loading the models."""
-    drain_seconds: float
-    """Time to complete accepted requests after SIGTERM."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from regauge.jobs.targets._kubernetes.operators import list_node_commands
 from regauge.jobs.targets._kubernetes.pods import build_metadata, escape_references
 from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 from regauge.jobs.targets._kubernetes.volumes import build_claims, build_config_map
+from regauge.jobs.targets._server_spec import ServerSpec
 from regauge.jobs.targets._stage_jobs import RULE
 from regauge.system.errors import RegaugeError
 
@@ -52,6 +53,8 @@ class Kubernetes(KubernetesSettings):
         if job.server is not None and (self.server.max_replicas or 0) > job.jobs:
             maximum = self.server.max_replicas
             notes.append(f"The price is for {job.jobs} replicas; there may be {maximum}.")
+        if job.server is not None and job.machine is None:
+            notes.append(_describe_resources(job.server))
         if job.uses_efa and job.machine is not None:
             notes.append(f"Each node requests {job.machine.efa_interfaces} EFA interfaces.")
         metadata = build_metadata(job, self.namespace, self.queue)
@@ -175,3 +178,11 @@ def _delete_objects(delete: Callable[[str], object], names: list[str]) -> list[s
         except RegaugeError:
             remaining.append(name)
     return remaining
+
+
+def _describe_resources(server: ServerSpec) -> str:
+    if server.resources is None:
+        return "The replicas request no CPUs or memory; set launch.instance."
+    count, cpus, memory_gib = server.resources
+    workers = f"{count} worker{'s' if count > 1 else ''} per model"
+    return f"A replica requests {cpus} CPUs and {memory_gib} GiB, planned for {workers}."

@@ -16,7 +16,7 @@ DEFINITION_FILE, SUBMIT_FILE = "register-job-definition.json", "submit-job.json"
 MAX_ARRAY = 10_000
 """Maximum array size, in jobs."""
 MAX_DEFINITION_BYTES = 24 * 1024
-"""Maximum size of RegisterJobDefinition, which contains the run file.
+"""Maximum RegisterJobDefinition size; the request contains the run file.
 
 https://docs.aws.amazon.com/batch/latest/userguide/service_limits.html
 """

@@ -143,8 +143,14 @@ def _count_devices(job: JobSpec) -> dict[str, Any]:
 
 
 def _build_resources(job: JobSpec, devices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's resources: devices, most memory, and most CPUs without a limit."""
+    """Return a node's resources: devices, most memory, and most CPUs without a limit.
+
+    Without a machine type, a server has those planned from its artifacts.
+    """
     machine, cpus, memory = job.machine, {}, {}
+    if machine is None and job.server is not None and job.server.resources is not None:
+        cpus["cpu"] = str(job.server.resources.cpus)
+        memory["memory"] = f"{job.server.resources.memory_gib}Gi"
     if machine is not None and machine.vcpus is not None:
         cpus["cpu"] = str(max(1, int(machine.vcpus * NODE_SHARE)))
     if machine is not None and machine.memory_gib is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from regauge.jobs.targets import JobSpec, ServerSpec
+from regauge.jobs.targets import JobSpec
 from regauge.jobs.targets._kubernetes.pods import JOB_LABEL, build_pod_template
 from regauge.jobs.targets._kubernetes.settings import (
     KubernetesSettings,
     PodSettings,
     ReplicaSettings,
 )
+from regauge.jobs.targets._server_spec import ServerSpec
 from regauge.jobs.targets._templates import render_documents
 from regauge.monitoring.vocabulary import SERVE_QUEUE_SECONDS, SERVE_REQUESTS
 from regauge.system.errors import SettingsError
@@ -63,7 +64,8 @@ def _find_max_replicas(job: JobSpec, options: ReplicaSettings) -> int | None:
     if maximum < job.jobs:
         problem = f"launch.target.server.max_replicas = {maximum} is less than launch.jobs"
         raise SettingsError(problem, f"set it to at least {job.jobs}")
-    if options.prometheus is None and (job.machine is None or job.machine.chips):
+    has_cpus = job.server is not None and job.server.resources is not None
+    if options.prometheus is None and (job.machine.chips if job.machine else not has_cpus):
         chip = job.machine.chip if job.machine else "an unknown machine"
         problem = f"CPU load does not show the load of a server on {chip}"
         remedy = "set launch.target.server.prometheus, or launch.instance to a CPU machine"

@@ -185,6 +185,23 @@ def test_a_number_that_is_not_finite_passes_no_gate(
     assert not record["passed"]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("band", [{"max_loss": 0.1}, {"max_relative_loss": 0.1}, {"sigmas": 2}])
+@pytest.mark.parametrize("direction", ["min", "max"])
+def test_a_serving_model_without_a_number_is_replaced(
+    tmp_path: Path, value: float, band: dict[str, Any], direction: str
+) -> None:
+    """Otherwise no model would ever pass; fixed limits count as for a first model."""
+    folder = write_evaluation(tmp_path / "evaluation", 500, ratio=(0.5, value))
+    band = {**band, "direction": direction}
+    [metric] = check(folder, tmp_path / "gate", {"ratio": band})
+    assert metric["passed"]
+    assert metric["band"] == "a serving value that is not finite"
+    json.loads((tmp_path / "gate" / "gate.json").read_text(), parse_constant=pytest.fail)
+    with pytest.raises(DifferenceError, match=r"ratio is 0.5, below 0.6"):
+        check(folder, tmp_path / "fixed", {"ratio": {**band, "min_value": 0.6}})
+
+
 @pytest.mark.parametrize("metric", ["brier", "rmse", "mae", "wer", "cross_entropy", "my_loss"])
 def test_a_metric_that_no_task_declares_needs_a_direction(tmp_path: Path, metric: str) -> None:
     worse = write_evaluation(tmp_path / "worse", 500, **{metric: (0.515, 0.033)})

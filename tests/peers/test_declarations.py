@@ -264,23 +264,34 @@ def test_an_unsupported_head_is_refused_unless_vectors_are_requested(tmp_path: P
     assert regauge.load(folder, threads=1, text=MEAN).encode(TEXTS).shape == (len(TEXTS), 32)
 
 
+@pytest.mark.parametrize("prompt", ["", "find names: ", "Ünique:"])
 def test_entities_of_a_token_classifier_equal_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A prompt has no characters of the text, and an entity in it is none of the text."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # a pipeline sets it
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}
     folder = save_model(tmp_path, "bert", AutoModelForTokenClassification, POSITIONS, **names)
     tagger = pipeline("token-classification", str(folder), aggregation_strategy="first")
+    size = len(prompt)
+    first = {text: size + len(text) - len(text.lstrip()) for text in SHORT_TEXTS}
     expected = [
-        [(entity["entity_group"], entity["start"], entity["end"]) for entity in tagger(text)]
+        [
+            (entity["entity_group"], max(first[text], entity["start"]) - size, entity["end"] - size)
+            for entity in tagger(prompt + text)
+            if entity["end"] > size
+        ]
         for text in SHORT_TEXTS
     ]
-    tagged = regauge.load(folder, threads=1).predict(SHORT_TEXTS)["entities"]
+    model = regauge.load(folder, threads=1, text={"prompts": {"p": prompt}})
+    tagged = model.predict(SHORT_TEXTS, prompt="p")["entities"]
     assert any(expected)
     assert [
         [(entity["label"], entity["start"], entity["end"]) for entity in entities]
         for entities in tagged
     ] == expected
+    for text, entities in zip(SHORT_TEXTS, tagged, strict=True):
+        assert all(entity["text"] == text[entity["start"] : entity["end"]] for entity in entities)
 
 
 def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path) -> None:

@@ -140,6 +140,43 @@ def test_stored_weights_decide_whether_the_output_layer_is_tied(
         assert model.config.tie_word_embeddings == are_tied
 
 
+@pytest.mark.parametrize(("layer", "bias"), [("absent", 1), ("equal", 1), ("different", 0)])
+def test_a_layer_that_is_untied_in_part_is_refused_or_equal(
+    layer: str, bias: int, tmp_path: Path
+) -> None:
+    """BERT ties the bias of its output layer too, and transformers unties each weight alone."""
+    folder = save(tmp_path / "model", "bert", "masked", tie_word_embeddings=True)
+    weights = load_file(folder / WEIGHTS)
+    name, head = "cls.predictions.decoder.weight", "cls.predictions.bias"
+    if layer != "absent":
+        weights[name] = weights["bert.embeddings.word_embeddings.weight"] + (layer == "different")
+    if bias:
+        weights["cls.predictions.decoder.bias"] = weights[head] + 1
+    edit(folder, weights)
+    if layer != "equal":
+        assert_refused(folder, "masked", "unties its output layer only in part: it has no")
+        return
+    expected = compute(transformers.BertForMaskedLM.from_pretrained(folder))
+    started = build_start("masked", path=str(folder))
+    torch.testing.assert_close(compute(started), expected, rtol=0, atol=1e-4)
+    planned = plan_weights("masked", path=str(folder))
+    assert count_elements(planned) == count_elements(list_parameters(started))
+    assert main(["import", str(folder), "--to", str(tmp_path / "other")]) == 0
+    saved = transformers.BertForMaskedLM.from_pretrained(tmp_path / "other")
+    torch.testing.assert_close(compute(saved), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["model.fp16.safetensors", "model-00001-of-00002.safetensors"])
+def test_weights_under_other_names_are_refused(name: str, tmp_path: Path) -> None:
+    """Neither does transformers read them."""
+    folder = save(tmp_path / "model", "llama", "causal")
+    (folder / WEIGHTS).rename(folder / name)
+    with pytest.raises(OSError, match="no file named"):
+        transformers.LlamaForCausalLM.from_pretrained(folder)
+    assert_refused(folder, "causal", f"has {name}, but neither {WEIGHTS}")
+    assert main(["import", str(folder), "--to", str(tmp_path / "imported")]) == 2
+
+
 PARTS: list[dict[str, Any]] = [{}, {"trainable_layers": 1}, {"lora": {"rank": 2}}]
 OUTPUT_ADAPTER = {"lora": {"rank": 2, "targets": ["lm_head"]}}
 HEADS = [

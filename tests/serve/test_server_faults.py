@@ -82,7 +82,7 @@ def send_batches(
     ("word", "problem"),
     [
         (RAISES, "ValueError: this text is poison"),
-        (NOT_FINITE, "the model returned numbers that are not finite"),
+        (NOT_FINITE, "the model's output is not finite"),
         (EXITS, "workers ended while they computed it"),
     ],
 )

@@ -237,6 +237,23 @@ def test_a_stage_that_later_stages_use_is_not_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["pipeline.json"]
 
 
+def test_a_stage_of_a_round_that_later_stages_use_is_not_removed(tmp_path: Path) -> None:
+    """A round's folders are named by hashes; other rounds do not depend on them."""
+    (tmp_path / "pipeline.json").write_text("{}")
+    folders = {}
+    for sha256 in ("abcdef012345", "0123456789ab"):
+        train = folders[sha256] = write_run(tmp_path / "1-train" / sha256)
+        (train / "done.json").write_text(json.dumps({"sha256": sha256, "inputs": {}}))
+    export = write_run(tmp_path / "2-export" / "9876543210ff")
+    done = {"verb": "export", "seconds": 1.0, "inputs": {"train": "abcdef012345"}}
+    (export / "done.json").write_text(json.dumps(done))
+    remove_run(folders["0123456789ab"], tmp_path)
+    with pytest.raises(SettingsError, match="9876543210ff depends on"):
+        remove_run(folders["abcdef012345"], tmp_path)
+    remove_run(export, tmp_path)
+    remove_run(folders["abcdef012345"], tmp_path)
+
+
 def test_a_thousand_runs_are_listed(tmp_path: Path, figure: Callable[[str, float], None]) -> None:
     for number in range(1000):
         write_run(tmp_path / f"{number:04}")

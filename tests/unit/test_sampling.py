@@ -208,6 +208,36 @@ def generate(
         return Engine(runner, buckets, NEW_TOKENS).compute(drawn)
 
 
+TOKENS = torch.tensor([[5, 6, 7], [5, VOCABULARY - 1, 7], [8, 9, 4]], dtype=torch.int32)
+LENGTHS = torch.full((3,), 3, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("declared", [{}, {"num_beams": 3}, {"repetition_penalty": 1.3}])
+def test_only_rows_with_finite_logits_have_tokens(declared: dict[str, Any]) -> None:
+    program, tokens = build_program(**declared), TOKENS.clone()
+    with torch.no_grad():
+        whole = program(tokens, LENGTHS)
+        used = {*tokens.flatten().tolist(), *whole.flatten().tolist()}
+        tokens[1, 1] = poisoned = next(token for token in range(4, VOCABULARY) if token not in used)
+        program.model.get_input_embeddings().weight[poisoned] = torch.nan
+        damaged = program(tokens, LENGTHS)
+    assert torch.equal(damaged[[0, 2]], whole[[0, 2]])
+    assert damaged[1].isnan().all()
+
+
+def test_logits_after_the_end_of_a_row_do_not_count() -> None:
+    """The row is padded until the others end, and the padding gives NaN."""
+    program = build_program()
+    with torch.no_grad():
+        first, second = program(TOKENS, LENGTHS)[2, :2].long().tolist()
+        assert first != second
+        program.end_ids = (second,)
+        program.model.get_input_embeddings().weight[[0, VOCABULARY - 1]] = torch.nan
+        ended = program(TOKENS[[2, 1]], LENGTHS[:2])
+    assert ended[0].tolist() == [first] + [NO_TOKEN] * (NEW_TOKENS - 1)
+    assert ended[1].isnan().all()
+
+
 @pytest.mark.parametrize("declared", [{}, {"repetition_penalty": 1.3}])
 def test_drawn_tokens_do_not_depend_on_other_records(declared: dict[str, Any]) -> None:
     program, records = build_program(**declared), random_records(37)

@@ -309,11 +309,11 @@ def test_words_of_a_text_have_their_characters(tmp_path: Path, family: str) -> N
     text = "  river stone   lemon "
     tokenization = Tokenization(max_length=64, special_tokens="read")
     preprocessor = Preprocessor(folder, tokenization, InputSpec())
-    (words,) = preprocessor.find_words([text])
+    (words,) = preprocessor.find_words([text], None)
     assert [text[start:end] for start, end in words.spans] == ["river", "stone", "lemon"]
     (ids,) = preprocessor.encode_records([[text]]).records.texts[0].lengths
     assert (words.positions < ids).all()
-    assert preprocessor.find_words([""])[0].spans.shape == (0, 2)
+    assert preprocessor.find_words([""], None)[0].spans.shape == (0, 2)
 
 
 @pytest.mark.parametrize("family", ["trained", "bert", "roberta", "llama", "t5"])
@@ -327,7 +327,7 @@ def test_words_end_at_whole_characters(
     folder = write_tokenizer(family, tmp_path / family)
     tokenization = Tokenization(max_length=512, special_tokens="read")
     preprocessor = Preprocessor(folder, tokenization, InputSpec(max_lengths=(512,)))
-    (words,) = preprocessor.find_words([text])
+    (words,) = preprocessor.find_words([text], None)
     whole = unicodedata.normalize("NFC", text)
     spans = words.spans.tolist()
     assert [stop for _, stop in spans] == sorted({stop for _, stop in spans})
@@ -346,21 +346,55 @@ def test_given_words_are_not_split(tmp_path: Path, family: str) -> None:
     preprocessor = Preprocessor(folder, tokenization, InputSpec())
     given = ["U.S.", "river", "stone-lemon", ",", "it's"]
     text = " ".join(given)
-    split, whole = preprocessor.find_words([text, text], [[], given])
+    split, whole = preprocessor.find_words([text, text], None, [[], given])
     assert [text[start:end] for start, end in whole.spans] == given
     assert {*whole.positions.tolist()} <= {*split.positions.tolist()} or family == "t5"
     short = Preprocessor(folder, tokenization, InputSpec(max_lengths=(6,)))
-    (words,) = short.find_words([text], [given])
+    (words,) = short.find_words([text], None, [given])
     assert text[slice(*words.spans[0])] == "U.S."
     assert len(words.positions) < len(given)
     assert words.positions.max() < 6
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["trained", "bert", "gpt2", "roberta", "t5"])
+def test_a_prompt_moves_the_tokens_of_words(
+    tmp_path: Path, family: str, side: Literal["left", "right"]
+) -> None:
+    """The oracle is the tokens' characters in the text with its prompt."""
+    folder = write_tokenizer(family, tmp_path / family)
+    prompt, given = "silver window: ", ["U.S.", "river", "stone-lemon", ",", "it's"]
+    text = " ".join(given)
+    for limit in (64, 12):
+        tokenization = Tokenization(
+            max_length=limit,
+            special_tokens="read",
+            prompts={"p": prompt},
+            truncation_side=side,
+        )
+        preprocessor = Preprocessor(folder, tokenization, InputSpec())
+        described = preprocessor.describe_tokens([text], "p")[0]
+        tokens = [token for token in described if not token["special"]]
+        first, room = described.index(tokens[0]), limit - (len(described) - len(tokens))
+        shown = tokens[-room:] if side == "left" else tokens[:room]
+        (ids,) = preprocessor.encode_records([[text]], "p").records.texts
+        plain = preprocessor.find_words([text, text], None, [[], given])
+        prompted = preprocessor.find_words([text, text], "p", [[], given])
+        for words, other in zip(prompted, plain, strict=True):
+            assert limit == 12 or words.spans.tolist() == other.spans.tolist()
+            for position, (start, end) in zip(words.positions, words.spans, strict=True):
+                token = shown[position - first]
+                assert token["id"] == ids.ids[position]
+                piece = (prompt + text)[token["start"] : token["stop"]].strip()
+                assert text[start:end].startswith(piece), (text[start:end], piece)
+                assert token["stop"] > len(prompt.rstrip())
 
 
 def test_words_after_the_limit_are_left_out(tmp_path: Path) -> None:
     folder = write_tokenizer("bert", tmp_path / "bert")
     tokenization = Tokenization(max_length=64, special_tokens="read")
     preprocessor = Preprocessor(folder, tokenization, InputSpec(max_lengths=(4,)))
-    (words,) = preprocessor.find_words(["river stone lemon window silver winter"])
+    (words,) = preprocessor.find_words(["river stone lemon window silver winter"], None)
     assert words.positions.max() < 3, "the last position is the separator"
     assert 0 < len(words.spans) < 6
 

@@ -93,7 +93,7 @@ def test_a_very_long_text_is_cut_without_an_effect_on_its_tokens(
     assert {len(part) for part in parts} == {preprocessor.max_characters}
     expected = [loaded(text, truncation=True, max_length=LENGTH).input_ids for text in texts]
     assert list_rows(preprocessor.encode_records([parts]).records) == expected
-    words = preprocessor.find_words(texts)
+    words = preprocessor.find_words(texts, None)
     encoded = loaded(texts, truncation=True, max_length=LENGTH, return_offsets_mapping=True)
     for text, located, offsets in zip(texts, words, encoded.offset_mapping, strict=True):
         expected_starts = {start for start, end in offsets if text[start:end].strip()}

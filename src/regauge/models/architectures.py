@@ -24,7 +24,7 @@ from regauge.models.init_weights import (
 )
 from regauge.models.io_spec import DEFAULT_CLASS_NAME, read_class_names
 from regauge.models.weight_files import WEIGHTS_FILE, unwrap_name
-from regauge.models.weights import POOLER_PREFIX, are_untied, list_weights
+from regauge.models.weights import POOLER_PREFIX, list_weights, starts_untied, untie
 from regauge.system import choices
 from regauge.system.errors import SettingsError, first_line
 from regauge.system.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model
@@ -171,7 +171,8 @@ def load_model(folder: Path) -> PreTrainedModel:
         problem = f"'{folder}' has a custom module, whose code is named by the run file of its run"
         raise SettingsError(problem, "export it with that run file: regauge export RUN.toml")
     silence_transformers()
-    names = {name: unwrap_name(name) for name in list_weights(folder)}
+    stored = list_weights(folder)
+    names = {name: unwrap_name(name) for name in stored}
     renamed = {f"^{re.escape(name)}$": plain for name, plain in names.items() if plain != name}
     options = {"key_mapping": renamed} if renamed else {}
     try:
@@ -193,8 +194,8 @@ def load_model(folder: Path) -> PreTrainedModel:
         ) from None
     _check_loading(folder, info)
     loaded: PreTrainedModel = model
-    if loaded.get_expanded_tied_weights_keys(all_submodels=True) != loaded.all_tied_weights_keys:
-        loaded.config.tie_word_embeddings = False  # they are stored with different values
+    if starts_untied(loaded, stored, str(folder)):
+        untie(loaded)
     return loaded
 
 
@@ -366,7 +367,7 @@ def _starts_untied(settings: Model, model: PreTrainedModel) -> bool:
     """Return whether the weights that a run starts from untie those of its model."""
     if settings.path is None or settings.weights == "random":
         return False
-    return are_untied(model, list_weights(resolve_model(settings.path)))
+    return starts_untied(model, list_weights(resolve_model(settings.path)), settings.path)
 
 
 def read_generation_config(model: PreTrainedModel, folder: Path) -> None:

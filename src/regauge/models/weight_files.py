@@ -6,20 +6,23 @@ A plan reads here what the loader in `weights.py` decides.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from regauge.system.errors import SettingsError
+from regauge.system.hub import CONFIG
 from regauge.system.json_files import DocumentShape, read_json
 from regauge.system.safetensors_io import map_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from regauge.system.safetensors_io import MappedTensor
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+T = TypeVar("T")
 WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 """Weight name parts that torch.compile, activation checkpointing and FSDP add anywhere."""
 DDP_PREFIX = re.compile(r"^(module\.)+")
@@ -35,7 +38,8 @@ class WeightIndex(DocumentShape):
 def find_weight_files(folder: Path) -> list[Path]:
     """Return a folder's weight files: safetensors, or pickles if there are none.
 
-    Raises SettingsError if a file in the index is missing.
+    Raises SettingsError if a file in the index is missing, or if a folder with a configuration has
+    only other names, which transformers does not read.
     """
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
@@ -46,7 +50,11 @@ def find_weight_files(folder: Path) -> list[Path]:
             if not file.is_file():
                 raise SettingsError(f"{file} is missing", "copy the whole folder again")
         return files
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    files = sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob("*.safetensors"))
+    if files and files[0].suffix == ".safetensors" and (folder / CONFIG).is_file():
+        problem = f"{folder} has {files[0].name}, but neither {WEIGHTS_FILE} nor {INDEX_FILE}"
+        raise SettingsError(problem, "copy the whole folder again, or rename a single file")
+    return files
 
 
 def has_pickled_weights(folder: Path) -> bool:
@@ -68,11 +76,25 @@ def unwrap_name(name: str) -> str:
     return DDP_PREFIX.sub("", WRAPPERS.sub("", name))
 
 
-def have_other_values(folder: Path, name: str, other: str) -> bool:
-    """Return whether a folder stores two weights, with different numbers.
+def are_untied(
+    path: str, ties: Mapping[str, str], stored: Mapping[str, T], are_equal: Callable[[T, T], bool]
+) -> bool:
+    """Return whether weights that a model ties, name -> other name, are stored with other values.
 
-    Raises SettingsError if the weights are a pickle, or if a file cannot be read.
+    Raises SettingsError if some are not stored: transformers would untie the others alone, which no
+    configuration can express. `path` names the folder in messages.
     """
+    pairs = [(name, other) for name, other in ties.items() if {name, other} <= stored.keys()]
+    if all(are_equal(stored[name], stored[other]) for name, other in pairs):
+        return False
+    if missing := ties.keys() - stored.keys():
+        problem = f"'{path}' unties its output layer only in part: it has no '{min(missing)}'"
+        raise SettingsError(problem, "save the whole model with tie_word_embeddings = false")
+    return True
+
+
+def store_untied(folder: Path, ties: Mapping[str, str]) -> bool:
+    """Return `are_untied` for a folder; raises SettingsError for pickles and damaged files."""
     refuse_pickles(folder)
     stored: dict[str, MappedTensor] = {}
     for file in find_weight_files(folder):
@@ -81,9 +103,10 @@ def have_other_values(folder: Path, name: str, other: str) -> bool:
         except (OSError, ValueError, KeyError) as error:
             raise SettingsError(f"{file} cannot be read: {error}", "copy it again") from None
         stored |= {unwrap_name(key): value for key, value in tensors.items()}
-    if name not in stored or other not in stored:
-        return False
-    one, two = stored[name], stored[other]
-    if one.dtype == two.dtype:
-        return not np.array_equal(one.content, two.content)
-    return not np.array_equal(one.read_array(), two.read_array())
+    return are_untied(str(folder), ties, stored, _are_equal)
+
+
+def _are_equal(one: MappedTensor, other: MappedTensor) -> bool:
+    if one.dtype == other.dtype:
+        return np.array_equal(one.content, other.content)
+    return np.array_equal(one.read_array(), other.read_array())

@@ -160,17 +160,20 @@ def list_weights(config: Config, head: ModelHead) -> ModelWeights:
 def stores_untied_layers(folder: Path, config: Config) -> bool:
     """Return whether a folder stores the tied weights of a model with different values.
 
-    The loader then unties them, whatever config.json says. Returns False for an unknown model type,
-    and raises KeyError if a size is missing.
+    The loader then unties them, whatever config.json says. Returns False for an unknown model type.
+    Raises KeyError if a size is missing, and the errors of `store_untied`.
     """
-    from regauge.models.weight_files import have_other_values  # it imports numpy
+    from regauge.models.weight_files import store_untied  # it imports numpy
 
     kind = config.get("model_type")
     if kind not in FAMILIES:
         return False
     weights = list_weights(config, ModelHead("causal" if kind in CAUSAL else "masked"))
-    table, output = next(iter(weights.embeddings)), next(iter(weights.output))
-    return have_other_values(folder, output, table)
+    if not weights.is_tied:
+        return False
+    # The second weight of an output layer is a bias, tied to the first weight of the head.
+    others = (next(iter(weights.embeddings)), next(iter(weights.head), ""))
+    return store_untied(folder, dict(zip(weights.output, others, strict=False)))
 
 
 def list_new_weights(

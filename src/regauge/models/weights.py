@@ -5,6 +5,7 @@ Only safetensors files are read. A process that keeps part of a weight reads onl
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from regauge.data.tokenizer import copy_tokenizer_files
+from regauge.models.tensors import find_tied_weights, set_tensor
 from regauge.models.weight_files import (
     INDEX_FILE,
     WEIGHTS_FILE,
+    are_untied,
     find_weight_files,
     refuse_pickles,
     unwrap_name,
@@ -170,19 +173,23 @@ def match_names(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]
     return {stored_name: name for stored_name, name in names.items() if name not in computed}
 
 
-def are_untied(model: PreTrainedModel, stored: Mapping[str, Tensor | StoredWeight]) -> bool:
-    """Return whether weights that a model ties are stored with different values.
-
-    transformers then loads both, whatever the configuration says.
-    """
+def starts_untied(
+    model: PreTrainedModel, stored: Mapping[str, Tensor | StoredWeight], path: str
+) -> bool:
+    """Return `are_untied` for stored weights; then transformers loads both of a pair."""
     weights = {
         name: stored[stored_name] for stored_name, name in match_names(model, stored).items()
     }
-    return any(
-        not _have_equal_values(weights[name], weights[source])
-        for name, source in model.all_tied_weights_keys.items()
-        if name in weights and source in weights
-    )
+    ties = model.get_expanded_tied_weights_keys(all_submodels=True)
+    return are_untied(path, ties, weights, _have_equal_values)
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Give each layer a weight of its own, and record it in the configuration."""
+    for name, *others in find_tied_weights(model):
+        for other in others:
+            set_tensor(model, other, copy.deepcopy(model.get_parameter(name)))
+    model.config.tie_word_embeddings = False
 
 
 def _have_equal_values(one: Tensor | StoredWeight, other: Tensor | StoredWeight) -> bool:

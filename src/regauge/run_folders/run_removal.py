@@ -74,13 +74,16 @@ def _list_users(folder: Path, root: Path, run_id: str | None) -> Iterator[Path]:
 
 
 def _list_dependent_stages(folder: Path) -> Iterator[Path]:
-    """Yield finished stages in the same pipeline that used this stage as an input."""
-    name = folder.name.partition("-")[2]
-    if not name or not (folder.parent / PIPELINE).is_file():
+    """Yield finished stages in the same pipeline, or in the same rounds, that used this stage."""
+    has_rounds = (folder.parent.parent / PIPELINE).is_file()
+    stage = folder.parent if has_rounds else folder
+    name, sha256 = stage.name.partition("-")[2], read_document(folder / DONE).get("sha256")
+    if not name or not (stage.parent / PIPELINE).is_file():
         return
-    for done in sorted(folder.parent.glob(f"*/{DONE}")):
+    for done in sorted(stage.parent.glob(f"*/*/{DONE}" if has_rounds else f"*/{DONE}")):
         inputs = read_document(done).get("inputs")
-        if isinstance(inputs, dict) and name in inputs:
+        used = inputs.get(name) if isinstance(inputs, dict) else None
+        if used and (used == sha256 or not has_rounds):
             yield done.parent
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regauge.inference.export.engine import NON_FINITE
 from regauge.inference.export.records import TextRecords
 from regauge.serving.request_errors import (
     DeadlineError,
@@ -39,7 +40,6 @@ MAX_FAILURES = 2
 """How many workers a record may crash."""
 SMOOTHING = 0.2
 """Weight of a new measurement in the mean time per text, for token vectors."""
-NON_FINITE = "the model returned numbers that are not finite"
 
 
 @dataclass(eq=False)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from regauge.data.tokenizer import Side
     from regauge.data.values import Value
     from regauge.inference.export.artifact import Artifact
-    from regauge.inference.export.preprocess import EncodedRecords
+    from regauge.inference.export.preprocess import EncodedRecords, TextWords
     from regauge.inference.export.records import Records
     from regauge.serving.dispatcher import ComputedRequest, RequestOptions
     from regauge.serving.server_metrics import ServerMetrics
@@ -204,6 +204,11 @@ class ModelVersion(LoadedVersion):
             return self.preprocessor
         changed = tokenization.model_copy(update={"truncation_side": side})
         return self.preprocessor.with_tokenization(changed)
+
+    def find_words(self, inputs: Inputs) -> list[TextWords]:
+        """Return the words in the records' first texts."""
+        preprocessor = self.select_preprocessor(inputs.truncation_side)
+        return preprocessor.find_words(inputs.columns[0], inputs.prompt)
 
     @property
     def recommended_records_in_flight(self) -> int:

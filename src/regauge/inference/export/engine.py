@@ -16,7 +16,7 @@ from regauge.inference.backends import ExecutionContext, Payload, Shape, to_arra
 from regauge.inference.export.buckets import select_buckets
 from regauge.models.io_spec import build_example_arrays
 from regauge.system import stop_signals
-from regauge.system.errors import PreflightError, TransientError, first_line
+from regauge.system.errors import DataError, PreflightError, TransientError, first_line
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ OUT_OF_MEMORY_MESSAGES = (
     "failed to allocate",
 )
 """Parts of libraries' error messages when an allocation fails."""
+
+NON_FINITE = "the model's output is not finite"
 
 
 @dataclass
@@ -213,6 +215,13 @@ def _copy_outputs(
         count = len(batch.record_indices)
         values = to_array(output)[:count]
         outputs[batch.record_indices, : values.shape[1]] = values
+
+
+def check_finite(outputs: np.ndarray) -> None:
+    """Raise DataError if a record's output, [records, width], has NaN or infinity."""
+    lost = np.flatnonzero(~np.isfinite(outputs).all(1))
+    if len(lost):
+        raise DataError(f"record {lost[0]}: {NON_FINITE}", "load an earlier checkpoint")
 
 
 def is_out_of_memory(error: Exception) -> bool:

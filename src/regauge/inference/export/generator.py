@@ -13,7 +13,7 @@ from regauge.data.chat_templates import TemplateError
 from regauge.data.conversations import ASSISTANT, ConversationError
 from regauge.data.randomness import draw_uniform
 from regauge.inference.export.buckets import select_buckets
-from regauge.inference.export.engine import Engine
+from regauge.inference.export.engine import Engine, check_finite
 from regauge.inference.export.records import TextRecords
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.log import logger
@@ -82,7 +82,7 @@ class Generator:
         """Answer each prompt; `on_text` gets the parts of a single answer as they come.
 
         Raises SettingsError if the model cannot generate as requested, and DataError for an invalid
-        prompt.
+        prompt or an output that is not finite.
         """
         if on_text is not None and len(prompts) != 1:
             raise SettingsError(f"on_text is for one prompt, got {len(prompts)}", "pass one prompt")
@@ -102,6 +102,7 @@ class Generator:
         stream = TextStream(preprocessor, generation, on_text) if on_text else None
         with self._set_options(artifact.generation_options, stream):
             outputs = Engine(self._runner, buckets, entry.output_size).compute(records)
+        check_finite(outputs)
         answers = decode_answers(preprocessor, generation, outputs)
         if stream and answers:
             stream.finish(answers[0])

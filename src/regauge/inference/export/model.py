@@ -10,7 +10,7 @@ import numpy as np
 
 from regauge import config
 from regauge.data.sources import is_unicode
-from regauge.inference.export.engine import load_engine
+from regauge.inference.export.engine import check_finite, load_engine
 from regauge.inference.export.export_settings import TextSettings
 from regauge.inference.export.generator import Generator, is_single_prompt
 from regauge.inference.export.postprocess import build_columns, convert_vectors
@@ -94,15 +94,16 @@ class LoadedModel:
         - text: `generated_text`, a list of strings
 
         Raises SettingsError for a wrong number of columns, and DataError if an element is not a
-        valid text or if columns have different lengths.
+        valid text, if columns have different lengths, or if an output is not finite.
         """
         texts = [[column] if isinstance(column, str) else list(column) for column in columns]
         outputs = self._compute(texts, prompt, values)
+        check_finite(outputs)
         decode, words = None, list[TextWords]()
         if self._preprocessor is not None:
             decode = self._preprocessor.decode
             if self.program.output_kind == "entities":
-                words = self._preprocessor.find_words(texts[0])
+                words = self._preprocessor.find_words(texts[0], prompt)
         answer = build_columns(self.program, "float32", outputs, decode, words)
         return {
             name: column if isinstance(column, np.ndarray) else column.to_pylist()
@@ -135,7 +136,7 @@ class LoadedModel:
         single prompt.
 
         Raises SettingsError if the model does not generate text or an option does not fit it, and
-        DataError if a prompt is invalid.
+        DataError if a prompt is invalid or an output is not finite.
         """
         if self.program.output_kind != "text" or self._generator is None:
             problem = f"this model returns {self.program.output_kind}, not generated text"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +14,7 @@ import regex
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
 from regauge.data.conversations import check_strings, format_part, parse_request
-from regauge.data.tokenizer import LoadedTokenizer, find_first_tokens, truncate_ids
+from regauge.data.tokenizer import EncodedText, LoadedTokenizer, find_first_tokens, truncate_ids
 from regauge.inference.export.records import TextRecords, TokenizedTexts
 from regauge.inference.export.text_stream import AnswerText
 from regauge.system.errors import DataError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.data.conversations import Conversation
-    from regauge.data.tokenizer import EncodedText
     from regauge.data.values import Value
     from regauge.inference.export.artifact import Artifact
     from regauge.models.io_spec import InputSpec
@@ -245,68 +244,34 @@ class Preprocessor:
         return {"id": token_id, "text": text, "special": True, "start": None, "stop": None}
 
     def find_words(
-        self, texts: Sequence[str], word_lists: Sequence[Sequence[str]] = ()
+        self, texts: Sequence[str], prompt: str | None, word_lists: Sequence[Sequence[str]] = ()
     ) -> list[TextWords]:
         """Return the words in each text, as the model's pre-tokenizer splits it.
 
-        A non-empty list in `word_lists` has a text's words, which the text joins by spaces. Leaves
+        `prompt` is that of `encode_records`: it moves the tokens, but not the characters. A
+        non-empty list in `word_lists` has a text's words, which the text joins by spaces. Leaves
         out words after the model's length limit.
         """
+        prefix, side = self._tokenization.prompt_text(prompt), self._tokenization.truncation_side
         room = self._max_text_length - self._tokenizer.num_special_tokens
         parts = list(map(self.cut, texts))
         encoded = self._tokenizer.encode_with_offsets(
-            parts, parse_special_tokens=self._parses_special_tokens
+            [prefix + part for part in parts], parse_special_tokens=self._parses_special_tokens
         )
         words = []
         lists = word_lists or [()] * len(texts)
         for text, part, tokens, given in zip(texts, parts, encoded, lists, strict=True):
-            is_right = self._tokenization.truncation_side == "right"
-            offsets = tokens.offsets + (0 if is_right else len(text) - len(part))
-            shifted = tokens._replace(offsets=offsets)
-            if given:
-                words.append(self._place_words(text, given, shifted, room))
-            else:
-                words.append(self._locate_words(text, shifted, room))
+            positions = np.full(len(tokens.ids), -1)
+            kept = truncate_ids(np.arange(len(positions)), room, side)
+            positions[kept] = len(self._tokenizer.prefix) + np.arange(len(kept))
+            moved = tokens.offsets - len(prefix) + (len(text) - len(part)) * (side == "left")
+            # The last space of a prompt belongs to the first word, as any other space.
+            end = len(prefix.rstrip())
+            first = int((tokens.offsets[:, 1] <= end).sum()) if end else 0
+            shown = EncodedText(tokens.ids[first:], moved[first:], tokens.words[first:])
+            find = partial(_place_words, given) if given else _locate_words
+            words.append(find(text, shown, positions[first:]))
         return words
-
-    def _place_words(
-        self, text: str, words: Sequence[str], tokens: EncodedText, room: int
-    ) -> TextWords:
-        """Return given words with a token among the first `room`, as training places their tags."""
-        side = self._tokenization.truncation_side
-        kept = truncate_ids(np.arange(len(tokens.ids)), room, side).tolist()
-        positions = {
-            token: number for number, token in enumerate(kept, len(self._tokenizer.prefix))
-        }
-        firsts = find_first_tokens(words, tokens.offsets)
-        lengths = np.array([len(word) for word in words])
-        stops = np.cumsum(lengths + 1) - 1
-        pairs = [
-            (number, positions[token])
-            for number, token in enumerate(firsts)
-            if token is not None and token in positions
-        ]
-        numbers, indices = np.array(pairs, np.int64).reshape(-1, 2).T
-        return TextWords(text, indices, np.stack([stops - lengths, stops], axis=1)[numbers])
-
-    def _locate_words(self, text: str, tokens: EncodedText, room: int) -> TextWords:
-        """Return a text's words among the first `room` tokens, as spans of whole characters.
-
-        A normalizer that composes characters or strips accents leaves the marks out of the offsets.
-        """
-        indices = truncate_ids(np.arange(len(tokens.ids)), room, self._tokenization.truncation_side)
-        words, offsets = tokens.words[indices], tokens.offsets[indices]
-        is_first = np.diff(words, prepend=-1) != 0
-        starts = np.flatnonzero(is_first & (words >= 0))
-        stops = np.append(starts, len(words))[1:]
-        spans, end = np.empty((len(starts), 2), np.int64), 0
-        for row, start, stop in zip(spans, starts.tolist(), stops.tolist(), strict=True):
-            first = max(end, int(offsets[start, 0]))  # a mark split off belongs to the word before
-            row[:] = _strip_span(text, first, int(offsets[start:stop, 1].max()))
-            row[1] = end = _complete_character(text, *row.tolist())
-        is_filled = spans[:, 0] < spans[:, 1]  # a pre-tokenizer may split off spaces
-        positions = starts + len(self._tokenizer.prefix)
-        return TextWords(text, positions[is_filled], spans[is_filled])
 
     def _build_features(
         self, values: Mapping[str, Sequence[Value | None]], count: int
@@ -451,6 +416,44 @@ def _summarize_truncation(records: TextRecords, flags: np.ndarray) -> EncodedRec
     """Return encoded records; `flags`, [texts, records] bool, are per text field."""
     is_truncated: np.ndarray = np.any(flags, axis=0)
     return EncodedRecords(records, int(flags.sum()), is_truncated)
+
+
+def _place_words(
+    words: Sequence[str], text: str, tokens: EncodedText, positions: np.ndarray
+) -> TextWords:
+    """Return given words with a token that the model reads, as training places their tags.
+
+    `positions` are those of the tokens in the model input, [tokens]; -1 for a truncated token.
+    """
+    firsts = find_first_tokens(words, tokens.offsets)
+    lengths = np.array([len(word) for word in words])
+    stops = np.cumsum(lengths + 1) - 1
+    pairs = [
+        (number, positions[token])
+        for number, token in enumerate(firsts)
+        if token is not None and positions[token] >= 0
+    ]
+    numbers, indices = np.array(pairs, np.int64).reshape(-1, 2).T
+    return TextWords(text, indices, np.stack([stops - lengths, stops], axis=1)[numbers])
+
+
+def _locate_words(text: str, tokens: EncodedText, positions: np.ndarray) -> TextWords:
+    """Return the words that the model reads, as spans of whole characters.
+
+    A normalizer that composes characters or strips accents leaves the marks out of the offsets.
+    """
+    indices = np.flatnonzero(positions >= 0)
+    words, offsets = tokens.words[indices], tokens.offsets[indices]
+    is_first = np.diff(words, prepend=-1) != 0
+    starts = np.flatnonzero(is_first & (words >= 0))
+    stops = np.append(starts, len(words))[1:]
+    spans, end = np.empty((len(starts), 2), np.int64), 0
+    for row, start, stop in zip(spans, starts.tolist(), stops.tolist(), strict=True):
+        first = max(end, int(offsets[start, 0]))  # a mark split off belongs to the word before
+        row[:] = _strip_span(text, first, int(offsets[start:stop, 1].max()))
+        row[1] = end = _complete_character(text, *row.tolist())
+    is_filled = spans[:, 0] < spans[:, 1]  # a pre-tokenizer may split off spaces
+    return TextWords(text, positions[indices][starts][is_filled], spans[is_filled])
 
 
 def _complete_character(text: str, start: int, end: int) -> int:

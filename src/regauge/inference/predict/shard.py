@@ -20,6 +20,7 @@ from regauge.data.columns import encode_value
 from regauge.data.conversations import ConversationError
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.data.values import fits_kind, is_word_list
+from regauge.inference.export.engine import NON_FINITE
 from regauge.inference.export.generator import add_draws
 from regauge.inference.export.postprocess import build_columns
 from regauge.inference.predict.job import QUARANTINE, SHARDS
@@ -170,18 +171,13 @@ class _ShardRecords:
         self._preprocessor = preprocessor
         self._record_spec = record_spec
         self._shard = shard
-        self._columns: list[list[str]] = [[] for _ in record_spec.inputs.text_fields]
+        self.columns: list[list[str]] = [[] for _ in record_spec.inputs.text_fields]
         """Each text field's texts; for conversations the rendered texts."""
         self.values: dict[str, list[Value | None]] = {name: [] for name in record_spec.value_fields}
         self.numbers: list[int] = []
         """Record numbers in the piece."""
         self.word_lists: list[list[str]] = []
         """Each record's words; empty for a text."""
-
-    @property
-    def first_texts(self) -> list[str]:
-        """Texts in the first text field."""
-        return self._columns[0]
 
     def add(self, item: SourceItem, number: int) -> None:
         """Add a source item; `number` is the item's number in the piece."""
@@ -195,7 +191,7 @@ class _ShardRecords:
             self._add_record(item, texts, number)
 
     def _add_record(self, record: Record, texts: list[str], number: int) -> None:
-        for column, text in zip(self._columns, texts, strict=True):
+        for column, text in zip(self.columns, texts, strict=True):
             column.append(text)
         for name, column_values in self.values.items():
             column_values.append(record.fields.get(name))
@@ -208,9 +204,9 @@ class _ShardRecords:
 
     def encode(self) -> EncodedRecords:
         if self._record_spec.inputs.is_conversation:
-            return self._preprocessor.encode_requests(self._columns[0])
+            return self._preprocessor.encode_requests(self.columns[0])
         prompt = self._record_spec.prompt_name
-        return self._preprocessor.encode_records(self._columns, prompt, self.values)
+        return self._preprocessor.encode_records(self.columns, prompt, self.values)
 
     def _read_texts(self, record: Record) -> list[str] | Rejected:
         """Return a record's texts, or the reason to reject it."""
@@ -262,7 +258,8 @@ def read_shard(
     encoded_shard.num_truncated = encoded.num_truncated
     encoded_shard.kept_values = {name: batch.values[name] for name in record_spec.kept_fields}
     if record_spec.needs_words:
-        encoded_shard.words = preprocessor.find_words(batch.first_texts, batch.word_lists)
+        texts, prompt = batch.columns[0], record_spec.prompt_name
+        encoded_shard.words = preprocessor.find_words(texts, prompt, batch.word_lists)
     encoded_shard.seconds["read"] = time.perf_counter() - start
     return encoded_shard
 
@@ -277,16 +274,12 @@ def compute_shard(engine: Engine, shard: EncodedShard) -> np.ndarray:
 
 
 def quarantine_non_finite(shard: EncodedShard, outputs: np.ndarray) -> np.ndarray:
-    """Reject the records with a NaN or infinite output; return the other outputs.
-
-    The highest of several scores would be the NaN.
-    """
+    """Reject the records with a NaN or infinite output; return the other outputs."""
     is_finite = np.isfinite(outputs).all(1)
     if is_finite.all():
         return outputs
     kept, lost = np.flatnonzero(is_finite), np.flatnonzero(~is_finite)
-    reason = "the model's output is not finite"
-    shard.quarantined += [Rejected(*shard.origins[index], reason) for index in lost]
+    shard.quarantined += [Rejected(*shard.origins[index], NON_FINITE) for index in lost]
     shard.words = [shard.words[index] for index in kept if shard.words]
     shard.kept_values = {
         name: [values[index] for index in kept] for name, values in shard.kept_values.items()

@@ -50,6 +50,26 @@ def select_tokens(logits: Tensor, draws: Tensor) -> Tensor:
     return is_reached.to(torch.int32).argmax(-1)
 
 
+class FiniteCheck:
+    """Finds rows, each with several beams, whose largest logit is not finite at some step."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._failures: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores unchanged, as a logits processor."""
+        del input_ids
+        self._failures.append(~scores.amax(-1).isfinite().view(self._num_rows, -1).any(1))
+        return scores
+
+    def find_failed(self, is_text: Tensor) -> Tensor:
+        """Return the failed rows, [rows]; steps after the end in `is_text`, [rows, steps], pass."""
+        failures = torch.stack(self._failures, 1)
+        failures[:, 1:] &= is_text[:, : failures.shape[1] - 1]
+        return failures.any(1)
+
+
 class TokenSampler:
     """Makes the drawn token the most likely one, as a logits processor of a greedy loop."""
 

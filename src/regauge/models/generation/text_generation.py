@@ -11,7 +11,7 @@ from transformers import GenerationConfig, StoppingCriteria
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.models.attention_masks import detect_attention_spec, max_text_tokens
 from regauge.models.generation.generation_config import list_token_ids, read_end_token_ids
-from regauge.models.generation.sampling import TokenSampler
+from regauge.models.generation.sampling import FiniteCheck, TokenSampler
 from regauge.models.settings import Generation
 from regauge.system.errors import SettingsError, first_line
 from regauge.system.hub import GENERATION_CONFIG
@@ -103,18 +103,19 @@ class GenerationProgram(nn.Module):
         )
 
     def forward(self, tokens: Tensor, lengths: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Return the generated tokens, [rows, max_new_tokens] int64, NO_TOKEN after the end.
+        """Return the generated tokens, [rows, max_new_tokens] fp32, NO_TOKEN after the end.
 
-        `tokens` is [rows, length] int32 and `lengths` is [rows] int32. `draws`, [rows,
-        max_new_tokens] fp32, has the numbers that select tokens, if they are drawn. Prompts are
-        padded on the left, so that generation starts at the same position in all rows. If an option
-        depends on the prompt tokens, rows of each length are computed separately, without padding.
-        If tokens are also drawn, each of these rows is computed alone.
+        A row is NaN if its largest logit is not finite before the end. `tokens` is [rows, length]
+        int32 and `lengths` is [rows] int32. `draws`, [rows, max_new_tokens] fp32, has the numbers
+        that select tokens, if they are drawn. Prompts are padded on the left, so that generation
+        starts at the same position in all rows. If an option depends on the prompt tokens, rows of
+        each length are computed separately, without padding. If tokens are also drawn, each of
+        these rows is computed alone.
         """
         if not self._reads_prompts:
             return self._generate(tokens, lengths, draws)
         shape = (len(tokens), self._max_new_tokens)
-        generated = torch.full(shape, NO_TOKEN, dtype=torch.int64, device=tokens.device)
+        generated = torch.full(shape, float(NO_TOKEN), device=tokens.device)
         for rows in self._group_rows(lengths):
             length = max(int(lengths[rows][0]), 1)
             row_draws = None if draws is None else draws[rows]
@@ -166,13 +167,14 @@ class GenerationProgram(nn.Module):
         real = (indices >= 0) | (lengths == 0)[:, None]
         prompts = tokens.long().gather(1, indices.clamp(min=0).long())
         prompts = torch.where(real, prompts, torch.full_like(prompts, self._pad_id))
-        more: dict[str, Any] = {}
+        check = FiniteCheck(len(tokens))
+        more: dict[str, Any] = {"logits_processor": [check]}
         if self._has_token_types:
             more["token_type_ids"] = torch.zeros_like(prompts)
         if self.options.is_sampled:
             if draws is None:
                 raise TypeError("a program that samples needs draws")
-            more["logits_processor"] = [TokenSampler(self.options, draws, length)]
+            more["logits_processor"].append(TokenSampler(self.options, draws, length))
         monitor = self._build_monitor(lengths, length)
         if monitor is not None:
             more["stopping_criteria"] = [monitor]
@@ -188,7 +190,9 @@ class GenerationProgram(nn.Module):
         generated[:, : rows.shape[1] - length] = rows[:, length:]
         for row, count in (monitor.stop_lengths if monitor else {}).items():
             generated[row, count:] = NO_TOKEN
-        return self._mask_after_end(generated)
+        generated = self._mask_after_end(generated)
+        is_failed = check.find_failed(generated != NO_TOKEN)
+        return generated.float().masked_fill(is_failed[:, None], torch.nan)
 
     def _build_config(self) -> GenerationConfig:
         beams = {"num_beams": 1} if self.options.is_sampled else {}

@@ -139,8 +139,9 @@ def _apply_band(
     if not isfinite(new):
         return [GatedMetric(name, new, serving, None, "a finite number", passed=False)]
     results = []
-    if band.compares and serving is None:
-        results.append(GatedMetric(name, new, None, None, "no serving model", passed=True))
+    if band.compares and (serving is None or not isfinite(serving)):
+        text = "no serving model" if serving is None else "a serving value that is not finite"
+        results.append(GatedMetric(name, new, serving, None, text, passed=True))
     elif band.compares and serving is not None:
         if direction is None:
             problem = f"the evaluation does not declare whether a low or a high '{name}' is better"

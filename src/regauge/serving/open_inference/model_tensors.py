@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from regauge.inference.export.manifest import ProgramEntry
-    from regauge.inference.export.preprocess import Preprocessor
-    from regauge.models.io_spec import TensorSpec
     from regauge.serving.model_version import ModelVersion
 
 DATA_TYPES = {"int32": "INT32", "int64": "INT64", "float32": "FP32"}
@@ -50,7 +48,11 @@ def describe_inputs(program: ProgramEntry) -> list[TensorEntry]:
     """Return a model's inputs: texts and features, or tensors."""
     if program.tokenization is None:
         return [
-            TensorEntry(spec.name, DATA_TYPES[spec.dtype], _fixed_shape(spec))
+            TensorEntry(
+                spec.name,
+                DATA_TYPES[spec.dtype],
+                tuple(size if isinstance(size, int) else -1 for size in spec.shape),
+            )
             for spec in program.inputs
         ]
     fields = program.fields
@@ -125,18 +127,16 @@ def build_records(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> T
 
 
 def build_outputs(
-    model: ModelVersion, values: np.ndarray, texts: Sequence[str]
+    model: ModelVersion, values: np.ndarray, inputs: Inputs | None
 ) -> list[OutputTensor]:
-    """Return the records' named outputs; `texts` are those of the first field.
+    """Return the records' named outputs; `inputs` are their texts.
 
     A record's entities are a list as JSON.
     """
     program = model.program
-    if program.output_kind == "entities":
-        preprocessor: Preprocessor = model.preprocessor
-        words = preprocessor.find_words(texts)
-        entities: Any = build_columns(program, "float32", values, words=words)["entities"]
-        rows = [orjson.dumps(row).decode() for row in entities.to_pylist()]
+    if inputs and program.output_kind == "entities":
+        entities: Any = build_columns(program, "float32", values, words=model.find_words(inputs))
+        rows = [orjson.dumps(row).decode() for row in entities["entities"].to_pylist()]
         return [OutputTensor("entities", TEXT, _to_objects(rows))]
     columns: dict[str, Any] = dict(build_columns(program, "float32", values))
     outputs = []
@@ -152,10 +152,6 @@ def build_outputs(
 
 def _text_names(program: ProgramEntry) -> tuple[str, ...]:
     return program.fields.text_fields or (DEFAULT_TEXT_INPUT,)
-
-
-def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(size if isinstance(size, int) else -1 for size in spec.shape)
 
 
 def _check_names(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.serving.loaded_version import LoadedVersion
-    from regauge.serving.model_version import ModelVersion, Outputs
+    from regauge.serving.model_version import Inputs, ModelVersion, Outputs
     from regauge.serving.open_inference.tensor_protocol import OutputTensor
     from regauge.serving.scheduler import Priority
 
@@ -191,10 +191,10 @@ async def _infer(call: Call[InferBody]) -> Response:
             if output.name not in names:
                 problem = f"unknown output '{output.name[:80]}'; the model has {', '.join(names)}"
                 raise InvalidRequestError(problem)
-        outputs, texts = await _compute(call, model, tensors)
+        outputs, inputs = await _compute(call, model, tensors)
         outputs.check_failures()
         document = {"model_name": name, "model_version": _name_version(model)}
-        tensors_out = await call.context.run_in_thread(build_outputs, model, outputs.values, texts)
+        tensors_out = await call.context.run_in_thread(build_outputs, model, outputs.values, inputs)
     if body.id is not None:
         document["id"] = body.id
     return _build_response(document, _select_outputs(body, tensors_out))
@@ -202,8 +202,8 @@ async def _infer(call: Call[InferBody]) -> Response:
 
 async def _compute(
     call: Call[InferBody], model: ModelVersion, tensors: Mapping[str, np.ndarray]
-) -> tuple[Outputs, Sequence[str]]:
-    """Return the outputs for a request's tensors, and the texts in the first field."""
+) -> tuple[Outputs, Inputs | None]:
+    """Return the outputs for a request's tensors, and its texts if the model reads them."""
     parameters = call.body.parameters
     timeout = parameters.timeout / 1e6 if parameters.timeout else None
     priority = _read_priority(parameters.priority)
@@ -214,11 +214,10 @@ async def _compute(
             )
         records = build_records(model.program, tensors)
         options = call.build_options(len(records), priority=priority, timeout_seconds=timeout)
-        return await model.compute_tensors(records, options), ()
+        return await model.compute_tensors(records, options), None
     inputs = build_inputs(model.program, tensors, parameters.prompt_name, parameters.truncate)
-    texts = inputs.columns[0]
-    options = call.build_options(len(texts), priority=priority, timeout_seconds=timeout)
-    return await model.compute(inputs, options), texts
+    options = call.build_options(inputs.num_records, priority=priority, timeout_seconds=timeout)
+    return await model.compute(inputs, options), inputs
 
 
 def _select_outputs(

@@ -217,7 +217,11 @@ async def embed(call: Call[EmbedBody]) -> Response:
         outputs = await model.compute(inputs, options)
         vectors = _normalize(model, outputs.values, requested=body.normalize)
     vectors = shorten_vectors(vectors, body.dimensions, normalizes=body.normalize is not False)
-    return build_output_response(call.context, _list_rows(call, vectors, outputs), outputs)
+    _check_records(call, outputs)
+    rows: Any = np.ascontiguousarray(vectors)
+    if outputs.failures:
+        rows = [None if index in outputs.failures else row for index, row in enumerate(vectors)]
+    return build_output_response(call.context, rows, outputs)
 
 
 async def embed_all(call: Call[EmbedAllBody]) -> Response:
@@ -236,12 +240,14 @@ async def rerank(call: Call[RerankBody]) -> Response:
     options = call.build_options(len(body.texts))
     columns = [[body.query] * len(body.texts), body.texts]
     async with call.use_model(body.model, RANKER_KINDS, PAIR_TEXTS) as model:
-        _check_ranker(model)
+        if len(model.program.fields.text_fields) != PAIR_TEXTS:
+            raise InvalidRequestError("the model does not score pairs of texts, so it cannot rank")
         outputs = await model.compute(_build_inputs(body, columns), options)
         scores = _read_scores(model, outputs.values, is_raw=body.raw_scores)
     _check_records(call, outputs)
     items: list[dict[str, Any]] = [
-        {"index": int(index), "score": scores[index], **_show_text(body, index)}
+        {"index": int(index), "score": scores[index]}
+        | ({"text": body.texts[index]} if body.return_text else {})
         for index in np.argsort(-scores, kind="stable")
         if int(index) not in outputs.failures
     ]
@@ -256,10 +262,10 @@ async def predict(call: Call[PredictBody]) -> Response:
     async with call.use_model(body.model, PREDICTED_KINDS) as model:
         columns, is_single = _read_predict_inputs(body, model)
         options = call.build_options(len(columns[0]))
-        outputs = await model.compute(_build_inputs(body, columns), options)
-        rows = await call.context.run_in_thread(
-            _build_predictions, model, outputs.values, columns, body
-        )
+        inputs = _build_inputs(body, columns)
+        outputs = await model.compute(inputs, options)
+        build = partial(_build_predictions, is_raw=body.raw_scores)
+        rows = await call.context.run_in_thread(build, model, outputs.values, inputs)
     _check_records(call, outputs)
     answers = [None if index in outputs.failures else row for index, row in enumerate(rows)]
     return build_output_response(call.context, answers[0] if is_single else answers, outputs)
@@ -351,15 +357,14 @@ def _read_predict_inputs(body: PredictBody, model: ModelVersion) -> tuple[list[l
 
 
 def _build_predictions(
-    model: ModelVersion, values: np.ndarray, columns: list[list[str]], body: PredictBody
+    model: ModelVersion, values: np.ndarray, inputs: Inputs, *, is_raw: bool
 ) -> list[Any]:
-    program, is_raw = model.program, body.raw_scores
+    program = model.program
     if program.output_kind == "entities":
         if is_raw:
             raise FieldError("the scores of entities are probabilities only", "raw_scores")
-        words = model.select_preprocessor(body.truncation_side).find_words(columns[0])
-        entities: Any = build_columns(program, "float32", values, words=words)["entities"]
-        return list(entities.to_pylist())
+        columns: Any = build_columns(program, "float32", values, words=model.find_words(inputs))
+        return list(columns["entities"].to_pylist())
     if program.output_kind == "classes":
         scores = values
         if not is_raw:
@@ -382,28 +387,10 @@ def _read_scores(model: ModelVersion, values: np.ndarray, *, is_raw: bool) -> np
     return np.asarray(scores)
 
 
-def _check_ranker(model: ModelVersion) -> None:
-    """Raise InvalidRequestError unless a model reads pairs of texts."""
-    if len(model.program.fields.text_fields) != PAIR_TEXTS:
-        raise InvalidRequestError("the model does not score pairs of texts, so it cannot rank")
-
-
 def _check_records(call: Call[Any], outputs: Outputs) -> None:
     """Raise InferenceError for a failed record, unless the server reports it in its place."""
     if not call.context.settings.item_errors:
         outputs.check_failures()
-
-
-def _list_rows(call: Call[Any], vectors: np.ndarray, outputs: Outputs) -> Any:
-    """Return vectors, with null for failed records."""
-    _check_records(call, outputs)
-    if not outputs.failures:
-        return np.ascontiguousarray(vectors)
-    return [None if index in outputs.failures else row for index, row in enumerate(vectors)]
-
-
-def _show_text(body: RerankBody, index: int) -> dict[str, str]:
-    return {"text": body.texts[index]} if body.return_text else {}
 
 
 def _normalize(model: ModelVersion, vectors: np.ndarray, *, requested: bool | None) -> np.ndarray:

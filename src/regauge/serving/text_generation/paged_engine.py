@@ -24,6 +24,7 @@ from transformers.generation.continuous_batching.utils import (
     get_device_and_memory_breakdown,
 )
 
+from regauge.inference.export.engine import NON_FINITE
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.serving.text_generation.kv_memory import MappedZeros, count_blocks, limit_prefixes
 from regauge.serving.text_generation.paged_attention import NAME
@@ -55,7 +56,6 @@ PLAIN_ATTENTION = "eager"
 """Attention without graph capture in transformers, as the sampler runs Python at each step."""
 LIBRARY_LOGGER = "ContinuousBatchingLogger"
 """A transformers logger with a separate handler, which reports each start."""
-NAN_MESSAGE = "the model computed a value that is not a number"
 
 
 class NoOutputs:
@@ -216,7 +216,7 @@ class PagedTextEngine(TextEngine):
         if request_id == self._trial:
             self._trial = None
         if is_failed:
-            self._end_running(request_id, "error", NAN_MESSAGE)
+            self._end_running(request_id, "error", NON_FINITE)
             return
         self._num_failures = 0
         is_end = token in self._end_ids

@@ -50,7 +50,7 @@ class RequestSampler:
         self.batch: list[Any] = []
         """All requests in the current batch."""
         self.failed_rows: list[int] = []
-        """Rows in the current batch with a NaN logit."""
+        """Rows in the current batch whose largest logit is not finite."""
         self.recorded: Tensor | None = None
         """The last batch's logits, [rows, vocabulary], if `records` is true."""
         self.records = False
@@ -79,7 +79,7 @@ class RequestSampler:
         count = len(self.states)
         if self.records:
             self.recorded = scores[:count].clone()
-        self.failed_rows = scores[:count].amax(-1).isnan().nonzero()[:, 0].tolist()
+        self.failed_rows = (~scores[:count].amax(-1).isfinite()).nonzero()[:, 0].tolist()
         sampled: dict[tuple[float, float, int], list[int]] = defaultdict(list)
         for row, state in enumerate(self.states):
             request = self.requests[state.request_id]

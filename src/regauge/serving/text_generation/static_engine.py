@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regauge.inference.export.buckets import select_buckets
-from regauge.inference.export.engine import Engine
+from regauge.inference.export.engine import NON_FINITE, Engine
 from regauge.inference.export.records import TextRecords
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.models.settings import Generation
@@ -85,7 +85,10 @@ class StaticTextEngine(TextEngine):
                 self._append_answer(request, row)
 
     def _append_answer(self, request: TextRequest, row: np.ndarray) -> None:
-        """Append the events for an answer, [tokens]."""
+        """Append the events for an answer, [tokens]; NaN if it failed."""
+        if np.isnan(row).any():
+            self._end(request.request_id, "error", NON_FINITE)
+            return
         tokens = row[: request.max_new_tokens].astype(int)
         tokens = tokens[: int((tokens >= 0).sum())]
         self._events += [TokenEvent(request.request_id, int(token)) for token in tokens]

@@ -9,8 +9,8 @@ import torch
 
 from regauge.models.architectures import LOAD_OPTIONS, no_pooler_argument, silence_transformers
 from regauge.models.lora import adapts_tied_layers
-from regauge.models.tensors import find_tied_weights, set_tensor
-from regauge.models.weights import list_file_weights
+from regauge.models.tensors import find_tied_weights
+from regauge.models.weights import list_file_weights, untie
 from regauge.system.errors import SettingsError, first_line
 from regauge.system.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve_model
 from regauge.system.json_files import read_json
@@ -63,7 +63,7 @@ def load_merged(origin: Path) -> tuple[PreTrainedModel, Path]:
         try:
             adapted: Any = PeftModel.from_pretrained(model, str(origin)).eval().float()
             if adapts_tied_layers(find_tied_weights(adapted)):
-                _untie(adapted)
+                untie(adapted)
             expected = _probe(adapted)
             merged: PreTrainedModel = adapted.merge_and_unload()
         except (AttributeError, KeyError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -72,7 +72,7 @@ def load_merged(origin: Path) -> tuple[PreTrainedModel, Path]:
     if merged.get_output_embeddings() is not None:
         output: Any = merged.get_output_embeddings()
         if output.weight is not merged.get_input_embeddings().weight:
-            _untie(merged)
+            untie(merged)
     if (_probe(merged) - expected).abs().max() > TOLERANCE * expected.abs().max():
         problem = f"the {kind} adapter of {origin} computes other outputs after merging"
         raise SettingsError(problem, "merge it with the library that trained it")
@@ -124,16 +124,6 @@ def _load_base(
 def _unreadable_error(base: Path, error: Exception) -> SettingsError:
     problem = f"the adapter's base model '{base}' cannot be read: {first_line(error)}"
     return SettingsError(problem, "correct base_model_name_or_path")
-
-
-def _untie(model: nn.Module) -> None:
-    """Give each layer a weight of its own, and record it in the configuration."""
-    for name, *others in find_tied_weights(model):
-        for other in others:
-            value = model.get_parameter(name).detach().clone()
-            set_tensor(model, other, torch.nn.Parameter(value, requires_grad=False))
-    config: Any = model.config
-    config.tie_word_embeddings = False
 
 
 @torch.no_grad()

@@ -17,7 +17,13 @@ from safetensors.torch import load_file
 
 from regauge.models import architectures, sentence_transformers
 from regauge.models.weight_files import WEIGHTS_FILE, find_weight_files, has_pickled_weights
-from regauge.models.weights import POOLER_PREFIX, are_untied, match_names, save_model_folder
+from regauge.models.weights import (
+    POOLER_PREFIX,
+    match_names,
+    save_model_folder,
+    starts_untied,
+    untie,
+)
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import check_free, stage_output
 from regauge.system.hub import (
@@ -72,10 +78,8 @@ def import_weights(
         vocab_size = settings.config.get("vocab_size", DEFAULT_VOCAB_SIZE)
         model, _ = architectures.build_model(settings, head, vocab_size, seed=0)
         foreign = read_foreign_weights(weights_file, list(model.state_dict()), prefix)
-        if are_untied(model, foreign):
-            untied = {**settings.config, "tie_word_embeddings": False}
-            settings = settings.model_copy(update={"config": untied})
-            model, _ = architectures.build_model(settings, head, vocab_size, seed=0)
+        if starts_untied(model, foreign, str(origin)):
+            untie(model)
         load_into_model(foreign, model, origin)
     config = model.config
     config.architectures = [architectures.class_name(model)]

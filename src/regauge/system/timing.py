@@ -18,6 +18,8 @@ POLL_SECONDS = 0.05
 """Polling interval for the end of a local process, a file or a lock."""
 REMOTE_POLL_SECONDS = 0.5
 """Polling interval for a scheduler or another machine."""
+SERVICE_POLL_SECONDS = 10.0
+"""Polling interval for a cloud service that starts machines, and limits requests."""
 PAUSE_SECONDS = 2.0
 """Longest gap between two polls of a process that was not stopped."""
 MIN_TRIES = 3

@@ -16,7 +16,7 @@ RUN python3 -m venv /opt/regauge
 ENV PATH=/opt/regauge/bin:$PATH
 COPY constraints.txt /tmp/
 RUN pip install --no-cache-dir --constraint /tmp/constraints.txt \
-    --extra-index-url https://download.pytorch.org/whl/cpu "regauge[s3]==0.1.0"
+    "regauge[s3]==0.1.0"
 
 # The software bill of materials: the Python packages with their versions and licenses.
 RUN python3 -m venv /opt/sbom \

@@ -50,8 +50,6 @@ class ImageVariant:
     extras: tuple[str, ...]
     """`regauge` package extras to install."""
     has_efa: bool
-    torch_index: str
-    """Package index with a smaller torch; empty for pip's own index."""
     source: str
 
 
@@ -66,7 +64,6 @@ def load_variants() -> Mapping[str, ImageVariant]:
             row["has_torch"] == "yes",
             tuple(row["extras"].split()),
             row["efa"] == "yes",
-            row["torch_index"],
             row["source"],
         )
         for row in read_csv_rows(FOLDER / "images.csv")
@@ -124,7 +121,7 @@ def render_image(settings: ImageSettings, run_file: Path) -> str:
         build_packages=sorted({*packages, *compiler, *python}),
         packages=sorted({*packages, *(compiler if image.compiler else ())}),
         cyclonedx=CYCLONEDX,
-        torch_index=variant.torch_index,
+        index=image.index,
         efa=EFA if variant.has_efa else None,
         extras=f"[{','.join(extras)}]" if extras else "",
         has_server="serve" in extras,

@@ -153,6 +153,8 @@ class Image(Settings):
     """Whether the image has a C++ compiler, which torch.compile and some exports need."""
     constraints: str | None = None
     """pip constraints file that pins the packages; by default the versions installed here."""
+    index: str | None = None
+    """Address of a further package index, such as PyTorch's one for CPUs."""
     wheel: str | None = None
     """Local Regauge wheel; by default pip installs this version from a package index."""
     extras: tuple[str, ...] = ()

@@ -42,10 +42,9 @@ from regauge.jobs.targets._times import format_time
 from regauge.machines.aws_client import AwsClient
 from regauge.system.errors import SettingsError, TransientError
 from regauge.system.log import logger
-from regauge.system.timing import wait_for
+from regauge.system.timing import SERVICE_POLL_SECONDS, wait_for
 
 REGION_KEY = "launch.target.region"
-POLL_SECONDS = 10.0
 START_SECONDS = 3600.0
 """Time for an endpoint to serve, which autoscaling waits for."""
 SERVICES = {TARGET: "application-autoscaling", POLICY: "application-autoscaling"}
@@ -155,7 +154,7 @@ class SageMaker(ContainerLauncher):
         is_settled = wait_for(
             lambda: not describe()["EndpointStatus"].endswith("ing"),
             START_SECONDS,
-            poll_seconds=POLL_SECONDS,
+            poll_seconds=SERVICE_POLL_SECONDS,
         )
         if not is_settled or describe()["EndpointStatus"] != "InService":
             problem = f"the endpoint {name} does not serve, so it has no autoscaling"

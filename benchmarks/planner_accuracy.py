@@ -1,10 +1,11 @@
 """Prints how far the planner is from measured rows, by cross-validation.
 
-    python benchmarks/planner_accuracy.py --train FILE --memory FILE
+    python benchmarks/planner_accuracy.py --train FILE --memory FILE --facts FILE
 
 Rows of the package's own calibration are predicted by constants that did not see them: in a stack
 by folds, across stacks without the row's source. Rows that the package never saw are predicted by
-its constants. With --held-out, that is how all rows are predicted.
+its constants. With --held-out, that is how all rows are predicted. `planner_facts.py` plans the
+rows of --facts, whose form is that of its MODELS and columns; --list prints each of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import planner_facts
 import planner_references as references
 from fit_planner import build_anchor, fit_memory, fit_stacks, hold_calibration
 from planner_rows import Sample, read_samples
@@ -45,9 +47,10 @@ Prediction = tuple[Sample, float, float]
 def main() -> None:
     """Print the table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("train", "memory"):
+    for name in ("train", "memory", "facts"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--held-out", action="store_true", help="use the package's constants")
+    parser.add_argument("--list", action="store_true", help="print each public fact")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     tables: dict[str, dict[str, object]] = {}
@@ -62,6 +65,10 @@ def main() -> None:
         published = anchors.load_published(anchors.MEASURED_MEMORY)
         seen = [] if options.held_out else _select_seen(samples, published)
         tables |= _judge_parts(judge_memory, samples, seen)
+    if options.facts:
+        tables |= planner_facts.judge_facts(options.facts)
+        for line in planner_facts.list_facts(options.facts) if options.list else ():
+            sys.stdout.write(f"{line}\n")
     tables |= references.judge_references()
     for name, table in tables.items():
         sys.stdout.write(f"{name}: {json.dumps(table)}\n")

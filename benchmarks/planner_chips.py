@@ -59,7 +59,7 @@ def build_rates(name: str, devices: int) -> MachineRates | None:
     network = NETWORKS.get(name, NETWORK)
     if chip is not None:
         return machine_rates.build_machine(name, chip, devices, network)
-    gigabytes = re.search(r"_(\d+)GB", name)
+    gigabytes = re.search(r"[_-](\d+)GB", name)
     if gigabytes is None:
         return None
     size = int(gigabytes[1]) * machine_rates.GIB * machine_rates.USABLE_SHARE

@@ -329,10 +329,10 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
         "memory, contradictory rows": {"left out": contradictory},
         "memory verdicts": {
             "out of memory, called a fit": verdicts.count((True, "fits")),
-            "out of memory, undecided": verdicts.count((True, "undecided")),
+            "out of memory, uncertain": verdicts.count((True, "uncertain")),
             "out of memory, refused": verdicts.count((True, "does not fit")),
             "ran, called a fit": verdicts.count((False, "fits")),
-            "ran, undecided": verdicts.count((False, "undecided")),
+            "ran, uncertain": verdicts.count((False, "uncertain")),
             "ran, refused": verdicts.count((False, "does not fit")),
             "wrong rows": [
                 row.name

@@ -161,7 +161,7 @@ def write_tables(row: dict[str, str]) -> dict[str, Any]:
     task = "clm" if not is_encoder else "mlm" if is_masked else "classify"
     layout = {"layout": "packed", "length": length}
     if task == "classify":
-        layout = {"layout": "fields", "fields": {"text": length}}
+        layout = {"layout": "classes", "fields": {"text": length}}
     strategy = STRATEGIES.get(row["strategy"], {"kind": row["strategy"]})
     is_adafactor = "adafactor" in row["notes"]
     return {

@@ -24,7 +24,7 @@ from regauge.planner.run_plans import option_search
 from regauge.planner.run_plans.planned_model import PlannedModel, read_model
 from regauge.planner.run_plans.run_request import PlannedRun, read_request
 from regauge.planner.run_plans.target_curve import combine, forecast_target
-from regauge.planner.run_plans.task_plans import compute_step_seconds, judge_memory
+from regauge.planner.run_plans.task_plans import judge_memory
 from regauge.planner.training_job import Estimate
 from regauge.system.errors import SettingsError
 from regauge.training.settings import Target
@@ -91,7 +91,7 @@ def test_lora_trains_the_parameters_of_its_adapters() -> None:
     assert trained == pytest.approx(adapters, rel=1e-9)
 
 
-def test_the_change_that_makes_a_run_fit_costs_the_fewest_dollars() -> None:
+def test_the_smallest_change_changes_one_setting_if_that_is_enough() -> None:
     request = read_llama(micro_batch=64, batch_sequences=4096)
     machine = find_machine("p5.48xlarge")
     assert judge_memory(request, option_search.place_job(request, machine, 1), machine, 1) != "fits"
@@ -99,14 +99,10 @@ def test_the_change_that_makes_a_run_fit_costs_the_fewest_dollars() -> None:
     assert change is not None
     job = request.place(8)
     assert job is not None
+    names = ("strategy", "recomputation", "micro_batch")
+    changed = [name for name in names if getattr(change.job, name) != getattr(job, name)]
+    assert len(changed) == 1
     assert change.verdict == "fits"
-    assert change.count == 1
-    for size in (32, 16, 8, 4):
-        variant = request.place(8, size)
-        assert variant is not None
-        if judge_memory(request, variant, machine, 1) == "fits":
-            seconds = compute_step_seconds(request, variant, machine, 1)
-            assert change.seconds <= 1.1 * seconds  # dollars are compared with two digits
 
 
 def test_a_search_is_fast_and_finds_no_cheaper_option_than_it_lists() -> None:
@@ -260,8 +256,7 @@ def test_a_server_meets_its_limit_with_the_largest_batch_and_enough_machines() -
     assert fast.latency_ms is not None
     assert fast.latency_ms <= 10
     assert fast.count > slow.count
-    assert fast.usd_per_million.p90 == pytest.approx(fast.count * 0.8048 / 3600 / 2000 * 1e6)
-    assert fast.usd_per_million.p10 <= fast.usd_per_million.p50 < fast.usd_per_million.p90
+    assert fast.usd_per_million.p50 == pytest.approx(fast.count * 0.8048 / 3600 / 2000 * 1e6)
     assert fast.rows_per_second.p10 >= 2000
 
 
@@ -274,8 +269,7 @@ def test_another_chip_has_a_wider_interval_and_follows_its_data_sheet() -> None:
     }
     assert set(options) == {"g6.xlarge", "p5.4xlarge"}, "processors are not compared with GPUs"
     measured, other = options["g6.xlarge"].rows_per_second, options["p5.4xlarge"].rows_per_second
-    # The products decide; the weights are read 11 times as fast.
-    assert 989.4 / 121 < other.p50 / measured.p50 < 1.05 * 989.4 / 121
+    assert other.p50 / measured.p50 == pytest.approx(min(989.4 / 121, 3350 / 300))
     assert other.p90 / other.p10 > 2 * measured.p90 / measured.p10
 
 

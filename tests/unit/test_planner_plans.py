@@ -156,7 +156,7 @@ def test_gathered_states_need_bytes_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "verdict"), [(40, "fits"), (70, "undecided"), (120, "does not fit")]
+    ("size", "verdict"), [(40, "fits"), (70, "uncertain"), (120, "does not fit")]
 )
 def test_verdicts_are_certain_only_far_from_the_capacity(size: float, verdict: str) -> None:
     """80 GiB, with a spread of 10 %."""
@@ -235,7 +235,7 @@ def test_a_plan_far_from_measured_rows_is_wide_and_says_so() -> None:
     widths = [_relative_width(plan) for plan in plans]
     assert 1.05 * widths[0] < widths[1] < widths[2]
     assert "no measured row is near this job: the interval is wide" in plans[1].notes
-    assert "unmeasured chip: L4 has the efficiency of H100" in plans[2].notes
+    assert "no measured row on L4: its speed comes from the data sheet" in plans[2].notes
     assert plans[2].constants.chip == ANY
 
 

@@ -47,57 +47,6 @@ class MachineRates:
     """Whether devices are processes that share a CPU's cores, memory and peak."""
 
 
-def find_rate(chip: str, precision: str) -> float | None:
-    """Return a chip's data sheet rate for `bf16`, `fp16`, `tf32`, `fp32` or `fp8`, in TFLOP/s.
-
-    None if the chip lacks the precision, or if its rate is unknown. A chip without a separate fp16
-    rate computes fp16 as fast as bf16.
-    """
-    entry = load_chips().get(chip)
-    rate: float | None = getattr(entry, f"{precision}_teraflops", None)
-    return rate
-
-
-def find_peak(machine: MachineRates, precision: str) -> float | None:
-    """Return one device's dense FLOP/s in a precision; None if unpublished.
-
-    `half` is bf16, or fp16 on chips without bf16. A machine outside the catalog has one measured
-    peak, in the precision of its run. Without a rate, fp8 and tf32 are as fast as bf16 and fp32.
-    """
-    peak = machine.peak_flops
-    if precision == "half" or peak is None:
-        return peak
-    half = find_rate(machine.chip, "bf16") or find_rate(machine.chip, "fp16")
-    if half is None:
-        return peak
-    spare = "fp32" if precision == "tf32" else "bf16"
-    rate = find_rate(machine.chip, precision) or find_rate(machine.chip, spare)
-    return peak * (rate or half) / half
-
-
-def find_precision_obstacle(chip: str, precision: str) -> str | None:
-    """Return why a chip cannot train in `execution.precision`, or None.
-
-    Only NVIDIA's rates are complete enough to tell. Without them, train decides.
-    """
-    entry = load_chips().get(chip)
-    if entry is None or entry.vendor != "NVIDIA" or precision in ("auto", "fp32"):
-        return None
-    rates = {name: find_rate(chip, name) for name in ("bf16", "fp16", "tf32", "fp8")}
-    if rates.get(precision) or not any(rates.values()):
-        return None
-    usable = ", ".join((*(name for name, rate in rates.items() if rate), "fp32"))
-    return f"{chip} has no {precision}: it has {usable}"
-
-
-def find_measured_share(chip: str) -> float | None:
-    """Return the share of a chip's bf16 peak that the best measured product achieves, if known."""
-    entry = load_chips().get(chip)
-    if entry is None or not entry.measured_bf16_teraflops or not entry.bf16_teraflops:
-        return None
-    return entry.measured_bf16_teraflops / entry.bf16_teraflops
-
-
 @cache
 def load_cores() -> Mapping[str, int]:
     """Return chip -> cores, for chips whose cores programs address as devices."""

@@ -1,26 +1,19 @@
 """Fitted formula constants, from `calibration.json`.
 
 `benchmarks/fit_planner.py` writes the file from measured rows; do not edit it. A constant belongs
-to a chip and a software stack. A stack without rows gets its chip's constants. A chip without rows
-gets those of its vendor's family with the most similar FLOPs per byte, or else those for all chips,
-with a wider interval.
+to a chip and a software stack. A stack without rows gets its chip's constants, and a chip without
+rows gets those for all chips, with a wider interval.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regauge.machines.catalog import load_chips
-from regauge.machines.machine_rates import find_measured_share
 from regauge.system.json_files import read_json
-
-if TYPE_CHECKING:
-    from regauge.machines.catalog import CatalogChip
 
 CALIBRATION = Path(__file__).with_name("calibration.json")
 ANY = "any"
@@ -92,7 +85,6 @@ class PlannerConstants:
     stacks: Mapping[tuple[str, str], StackConstants]
     memory: Mapping[str, MemoryConstants]
     links: Mapping[str, LinkConstants]
-    _relatives: dict[object, StackConstants] = field(default_factory=dict, repr=False)
 
     def find_stack(
         self, chip: str, stack: str | None = None, *, is_fused: bool = True
@@ -101,58 +93,16 @@ class PlannerConstants:
 
         Chips in one family, such as A100 with 40 and with 80 GB, stand in for each other. Without
         rows for the stack, the family's stacks with the same kind of attention are used; without
-        rows for the family, a relative, or all chips.
+        rows for the family, all chips.
         """
         family = find_family(chip)
         kind = ANY_KIND[is_fused]
         names = [(name, stack) for name in (chip, family) if stack]
-        names += [(family, kind), (family, ANY)]
+        names += [(family, kind), (family, ANY), (ANY, stack or ANY), (ANY, kind), (ANY, ANY)]
         for key in names:
             if key in self.stacks:
                 return self.stacks[key]
-        if (relative := self._find_relative(chip, stack, kind)) is not None:
-            return relative
-        for key in ((ANY, stack or ANY), (ANY, kind), (ANY, ANY)):
-            if key in self.stacks:
-                return self.stacks[key]
         raise AssertionError(f"{CALIBRATION} has no constants for any chip")
-
-    def has_rows(self, chip: str) -> bool:
-        """Return whether rows were measured on a chip's family."""
-        return any(name in (chip, find_family(chip)) for name, _ in self.stacks)
-
-    def _find_relative(self, chip: str, stack: str | None, kind: str) -> StackConstants | None:
-        """Return an unmeasured chip's constants: those of the vendor's most similar chip.
-
-        The efficiency changes by the ratio of their best measured products, if both are known.
-        """
-        chips = load_chips()
-        entry = chips.get(chip)
-        if (known := self._relatives.get((entry, stack, kind))) is not None:
-            return known
-        if entry is None or (intensity := _find_intensity(entry)) is None:
-            return None
-        distances = {
-            name: abs(math.log(other / intensity))
-            for name, _ in self.stacks
-            if name in chips
-            and chips[name].vendor == entry.vendor
-            and (other := _find_intensity(chips[name])) is not None
-        }
-        if not distances:
-            return None
-        nearest = min(distances, key=lambda name: (distances[name], name))
-        near = self.find_stack(
-            nearest,
-            stack if (find_family(nearest), stack) in self.stacks else None,
-            is_fused=kind == ANY_KIND[True],
-        )
-        shares = find_measured_share(chip), find_measured_share(nearest)
-        ratio = shares[0] / shares[1] if shares[0] and shares[1] else 1.0
-        spread = max(near.spread, self.stacks[ANY, ANY].spread)
-        relative = replace(near, efficiency=near.efficiency * ratio, spread=spread)
-        self._relatives[entry, stack, kind] = relative
-        return relative
 
     def find_memory(self, stack: str | None = None) -> MemoryConstants:
         """Return the memory constants under a stack, or those for all stacks."""
@@ -161,12 +111,6 @@ class PlannerConstants:
     def find_link(self, system: str, default: str) -> LinkConstants:
         """Return a system's link constants, or the default's."""
         return self.links.get(system, self.links[default])
-
-
-def _find_intensity(chip: CatalogChip) -> float | None:
-    """Return a chip's peak per byte of bandwidth; None if one is unknown."""
-    peak, bandwidth = chip.bf16_teraflops or chip.fp16_teraflops, chip.bandwidth_gb_per_s
-    return peak / bandwidth if peak and bandwidth else None
 
 
 def find_family(chip: str) -> str:

@@ -1,8 +1,7 @@
 """Inference plans for an artifact: machines, buckets, replicas, dollars per million, hours.
 
 `export` measured the batch times (`bucket_times.json`). Another chip computes in proportion to its
-data sheet, with a wider interval. A batch's time without rows follows the memory bandwidth, since
-it reads the weights, and the time that grows with the rows follows the peak.
+data sheet, with a wider interval: the slower of its peak and its bandwidth decides.
 """
 
 from __future__ import annotations
@@ -97,37 +96,13 @@ def find_measured_chip(text: str) -> CatalogChip | None:
     return None
 
 
-@dataclass(frozen=True)
-class ScaledTimes:
-    """Measured times on another chip."""
-
-    times: ShapeTimes
-    row_counts: tuple[int, ...]
-    """The two smallest measured row counts; fewer if only one was measured."""
-    compute: float
-    """How much longer products take than they were measured."""
-    memory: float
-    """How much longer the memory takes."""
-
-    def milliseconds(self, length: int, rows: int) -> float:
-        """Return the milliseconds for a batch; the slower factor counts with one row count."""
-        measured = self.times.milliseconds(length, rows)
-        if len(self.row_counts) == 1:
-            return measured * max(self.compute, self.memory)
-        few, more = self.row_counts
-        start = self.times.milliseconds(length, few)
-        slope = (self.times.milliseconds(length, more) - start) / (more - few)
-        fixed = min(max(start - slope * few, 0.0), measured)
-        return fixed * self.memory + (measured - fixed) * self.compute
-
-
 class Placed(NamedTuple):
     """A machine type for an artifact."""
 
     instance: Instance
     usd_per_hour: float
-    times: ShapeTimes
-    """The artifact's times on its chip."""
+    factor: float
+    """How much longer a batch takes than it was measured."""
     replicas: int
     is_measured: bool
 
@@ -135,9 +110,9 @@ class Placed(NamedTuple):
 def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> list[Placed]:
     """Return the machine types that can be planned, or the named ones.
 
-    The measured chip keeps its times, and so does a named type if the measured chip is unknown.
-    Types without a price are left out. Raises SettingsError if nothing can be planned, or if a
-    named type lacks a price.
+    The measured chip has factor 1, and so does a named type if the measured chip is unknown. Types
+    without a price are left out. Raises SettingsError if nothing can be planned, or if a named type
+    lacks a price.
     """
     measured = find_measured_chip(request.chip)
     instances = [find_instance(name, "--on") for name in names] or list(load_instances().values())
@@ -145,17 +120,17 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
     for instance in instances:
         chip = load_chips().get(instance.chip)
         is_measured = measured is not None and chip is not None and chip.name == measured.name
-        times = request.times if is_measured or (names and measured is None) else None
-        if times is None and measured is not None and chip is not None:
-            times = _scale_times(request, measured, chip)
+        factor = 1.0 if is_measured or (names and measured is None) else None
+        if factor is None and measured is not None and chip is not None:
+            factor = _compare_chips(measured, chip)
         price = _find_price(instance, request.price)
         if price is None and names:
             problem = f"the catalog lacks a price for '{instance.name}' in {request.price.region}"
             raise SettingsError(problem, "set execution.price.usd_per_hour, or import a price")
-        if times is None or price is None:
+        if factor is None or price is None:
             continue
         replicas = count_replicas(instance, request.threads)
-        placements.append(Placed(instance, price, times, replicas, is_measured))
+        placements.append(Placed(instance, price, factor, replicas, is_measured))
     if not placements:
         problem = f"the chip '{request.chip}' of the artifact is not in the catalog"
         remedy = "name its machine type with --on, or add it with: regauge catalog import FILE"
@@ -170,10 +145,8 @@ def count_replicas(instance: Instance, threads: int) -> int:
     return max((instance.vcpus or 1) // max(threads, 1), 1)
 
 
-def _scale_times(
-    request: InferenceRequest, measured: CatalogChip, chip: CatalogChip
-) -> ScaledTimes | None:
-    """Return the times on another chip than the measured one; None if a peak is unknown.
+def _compare_chips(measured: CatalogChip, chip: CatalogChip) -> float | None:
+    """Return how much longer a chip computes than the measured one; None if a peak is unknown.
 
     Cores are compared, if a chip has several. A processor and an accelerator are not compared.
     """
@@ -182,12 +155,10 @@ def _scale_times(
     before, after = _find_peak(measured), _find_peak(chip)
     if before is None or after is None:
         return None
-    compute = memory = before / after
+    ratio = before / after
     if measured.bandwidth_gb_per_s and chip.bandwidth_gb_per_s:
-        memory = measured.bandwidth_gb_per_s / chip.bandwidth_gb_per_s
-    cores = load_cores().get(chip.name, 1) / load_cores().get(measured.name, 1)
-    row_counts = tuple(list_batch_rows(request)[:2])
-    return ScaledTimes(request.times, row_counts, compute * cores, memory * cores)
+        ratio = max(ratio, measured.bandwidth_gb_per_s / chip.bandwidth_gb_per_s)
+    return ratio * load_cores().get(chip.name, 1) / load_cores().get(measured.name, 1)
 
 
 def _find_peak(chip: CatalogChip) -> float | None:
@@ -201,10 +172,10 @@ def plan_prediction(
 
     Hours and dollars are for all rows; several machines divide the hours, not the dollars.
     """
+    milliseconds, rows = find_row_milliseconds(request)
     options = []
     for placed in list_placements(request, names):
-        milliseconds, rows = find_row_milliseconds(replace(request, times=placed.times))
-        rate = 1000 / milliseconds * placed.replicas * HOST_SHARE
+        rate = 1000 / (milliseconds * placed.factor) * placed.replicas * HOST_SHARE
         option = _build_option(placed, 1, rows, rate)
         hours = option.rows_per_second.invert(num_rows / SECONDS_PER_HOUR)
         usd = hours.scale(placed.usd_per_hour)
@@ -217,32 +188,29 @@ def plan_serving(
 ) -> list[InferenceOption]:
     """Return machines that serve `rate` requests per second within `slo_ms`, the cheapest first.
 
-    The batch is the largest one with which the p99 length meets the limit. The machines suffice
-    for the rate at p90; the dollars' interval counts the machines that p10 to p90 need. Raises
-    SettingsError if no machine type meets the limit, with the shortest time.
+    The batch is the largest one with which the p99 length meets the limit. Raises SettingsError if
+    no machine type meets it, with the shortest time.
     """
     options, fastest = [], math.inf
     longest = find_quantile_length(request.histogram, 0.99)
     for placed in list_placements(request, names):
         spread = _find_spread(placed)
-        worst = intervals.estimate(1.0, spread).p90 * BATCHES_PER_ANSWER
-        fastest = min(fastest, placed.times.milliseconds(longest, 1) * worst)
+        worst = intervals.estimate(placed.factor, spread).p90 * BATCHES_PER_ANSWER
+        fastest = min(fastest, request.times.milliseconds(longest, 1) * worst)
         sizes = [
             rows
             for rows in list_batch_rows(request)
-            if placed.times.milliseconds(longest, rows) * worst <= slo_ms
+            if request.times.milliseconds(longest, rows) * worst <= slo_ms
         ]
         if not sizes:
             continue
-        scaled = replace(request, times=placed.times)
-        milliseconds, rows = find_row_milliseconds(scaled, max(sizes))
-        capacity = 1000 / milliseconds * placed.replicas * MAX_LOAD
-        needed = intervals.estimate(capacity, spread).invert(rate)
-        counts = Estimate(*map(math.ceil, (needed.p10, needed.p50, needed.p90)))
-        option = _build_option(placed, int(counts.p90), rows, capacity)
-        latency = placed.times.milliseconds(longest, rows) * BATCHES_PER_ANSWER
-        usd = counts.scale(placed.usd_per_hour / SECONDS_PER_HOUR / rate * MILLION)
-        options.append(replace(option, latency_ms=latency, usd_per_million=usd))
+        milliseconds, rows = find_row_milliseconds(request, max(sizes))
+        capacity = 1000 / (milliseconds * placed.factor) * placed.replicas * MAX_LOAD
+        count = math.ceil(rate / intervals.estimate(capacity, spread).p10)
+        option = _build_option(placed, count, rows, capacity)
+        latency = request.times.milliseconds(longest, rows) * placed.factor * BATCHES_PER_ANSWER
+        usd = placed.usd_per_hour * count / SECONDS_PER_HOUR / rate * MILLION
+        options.append(replace(option, latency_ms=latency, usd_per_million=Estimate(usd, usd, usd)))
     if not options:
         problem = f"no machine type answers within {slo_ms:g} ms"
         raise SettingsError(problem, f"allow {fastest:.3g} ms, or export a faster artifact")

@@ -12,8 +12,6 @@ from regauge.planner.training_job import Estimate
 
 NORMAL_P90 = 1.2815515655446004
 """The standard normal distribution's 90th percentile."""
-NORMAL_P75 = 0.6744897501960817
-"""Its 75th percentile."""
 SPREAD_PER_DISTANCE = 0.05
 """Standard deviation growth per unit distance to the nearest measured row."""
 NEAR = 1.0
@@ -29,11 +27,6 @@ def estimate(value: float, spread: float) -> Estimate:
     """Return an estimate around a value; `spread` is its logarithm's standard deviation."""
     factor = math.exp(NORMAL_P90 * spread)
     return Estimate(value / factor, value, value * factor)
-
-
-def find_quantile_75(value: Estimate) -> float:
-    """Return an estimate's 75th percentile."""
-    return value.p50 * math.exp(math.log(value.p90 / value.p50) * NORMAL_P75 / NORMAL_P90)
 
 
 def overlaps(first: Estimate, second: Estimate) -> bool:

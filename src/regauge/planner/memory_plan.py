@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Literal
 from regauge.planner import intervals
 from regauge.planner.calibration import MemoryConstants
 from regauge.planner.flops import MASKED_FRACTION
-from regauge.training.strategies import GRADIENT_BYTES
 
 if TYPE_CHECKING:
     from regauge.planner.training_job import Estimate, TrainingJob
     from regauge.training.strategies import Shards
 
-Verdict = Literal["fits", "undecided", "does not fit"]
+Verdict = Literal["fits", "uncertain", "does not fit"]
 STATE_BYTES = {
     "fp32": (4.0, 4.0, 0.0),
     "tf32": (4.0, 4.0, 0.0),
@@ -43,10 +42,7 @@ UPDATE_BYTES = {
 MOMENT_BYTES = {"adamw": 8.0, "sgd": 4.0, "8bit": 2.0}
 """Moment bytes per parameter. bf16 weights without a master copy halve all but 8 bits."""
 LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
-"""Bytes stored per logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
-CHUNK_TOKENS, CHUNK_BYTES = 1024, 12.0
-"""Tokens whose logits Regauge's loss holds at a time, and bytes per logit: in the compute dtype,
-in fp32, their log softmax in fp32, and their gradient."""
+"""Bytes per logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
 SELECTIVE_SHARE = 0.37
 """Share of the activations stored by selective recomputation."""
 CERTAIN = 2.0
@@ -105,9 +101,7 @@ def plan_parts(job: TrainingJob, devices: int, constants: MemoryConstants) -> Me
     activations, logits = _activation_and_logit_bytes(job, constants.activation_scale)
     working_set = _working_set(job, shards.weights)
     updated = _local_parameters(job) * job.trained_fraction / shards.optimizer
-    # The update follows the activations. Regauge's AdamW computes in place.
-    is_in_place = job.weights is not None and job.optimizer == "adamw"
-    update = 0.0 if is_in_place else UPDATE_BYTES[job.precision] * updated
+    update = UPDATE_BYTES[job.precision] * updated  # it follows the activations
     working_set = max(working_set, update - activations - logits)
     used = weights + gradients + optimizer + activations + logits + working_set
     return MemoryParts(
@@ -130,7 +124,7 @@ def judge(total: Estimate, capacity: float) -> Verdict:
     width = (total.p90 / total.p50) ** (CERTAIN / intervals.NORMAL_P90)
     if total.p50 * width <= capacity:
         return "fits"
-    return "does not fit" if total.p50 / width > capacity else "undecided"
+    return "does not fit" if total.p50 / width > capacity else "uncertain"
 
 
 def _local_parameters(job: TrainingJob) -> float:
@@ -220,26 +214,12 @@ def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
 
 
 def logit_bytes(job: TrainingJob) -> float:
-    """Return the bytes for logits and their gradients.
-
-    Regauge's loss keeps the gradients of the hidden states and of the head, and one chunk's logits.
-    """
-    if job.head == "none":
-        return 0.0
-    tokens = count_positions(job)
-    if job.logits == "streamed":
-        chunk = min(tokens, CHUNK_TOKENS) * job.shape.vocab * CHUNK_BYTES
-        head = job.shape.logit_matmul if job.trained_fraction == 1 else 0
-        return chunk + 2 * value_bytes(job) * (tokens * job.shape.hidden + head)
-    return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
-
-
-def count_positions(job: TrainingJob) -> float:
-    """Return the positions for which one device computes logits in a pass."""
+    """Return the bytes for logits and their gradients."""
     if job.head == "none":
         return 0.0
     positions = MASKED_FRACTION if job.head == "masked-lm" else 1.0
-    return job.tokens_per_pass / job.parallelism.context * positions
+    tokens = job.tokens_per_pass / job.parallelism.context * positions
+    return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
 
 
 def value_bytes(job: TrainingJob) -> float:
@@ -251,9 +231,8 @@ def _working_set(job: TrainingJob, shards: int) -> float:
     """Return the bytes held only for a moment.
 
     FSDP gathers two layers and holds two layers' gradients, or the whole embedding. Under a
-    pipeline it holds a stage's weights and their fp32 gradients. Regauge sums the gradients of
-    several passes whole, in fp32, and shards their sum. Autocast in other software keeps a bf16
-    copy of the weights.
+    pipeline it holds a stage's weights and their fp32 gradients. Autocast in other software keeps a
+    bf16 copy of the weights.
     """
     shape, gather_unit, whole_bytes = job.shape, job.strategy.gather_unit, value_bytes(job)
     unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
@@ -261,16 +240,13 @@ def _working_set(job: TrainingJob, shards: int) -> float:
         if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step
             return (whole_bytes + 4.0 * job.trained_fraction) * _local_parameters(job)
         gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
-        summed = 0.0
-        if job.weights is not None and job.accumulation > 1:
-            summed, gradient = float(GRADIENT_BYTES * job.weights.num_trained), 0.0
         weights = GATHERED_LAYERS * whole_bytes
         if job.precision == "nf4":  # gathered in 4 bits, and one layer at a time restored
             weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + whole_bytes
         if gather_unit == "model":
             whole = whole_bytes * _local_parameters(job)
-            return summed + whole + unit * GATHERED_LAYERS * gradient / job.parallelism.tensor
-        return summed + unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
+            return whole + unit * GATHERED_LAYERS * gradient / job.parallelism.tensor
+        return unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
     if job.weights is None and job.precision in ("autocast", "fp8"):
         return 2.0 * _local_parameters(job)
     return 0.0

@@ -19,24 +19,6 @@ if TYPE_CHECKING:
 
     from regauge.models.weight_shapes import ModelWeights
 
-OTHER_TYPES = frozenset(
-    {
-        *("bart", "bloom", "deberta", "deberta-v2", "falcon", "gemma3", "gpt_neo", "gpt_neox"),
-        *(
-            "llama4",
-            "mixtral",
-            "mpnet",
-            "mt5",
-            "opt",
-            "phi",
-            "phi3",
-            "qwen2_moe",
-            "qwen3_moe",
-            "t5",
-        ),
-    }
-)
-"""Model types that are no misspellings of a known one."""
 Head = Literal["none", "lm", "masked-lm"]
 """Output layer: none (vectors, classes), all positions, or masked positions alone."""
 
@@ -128,11 +110,9 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        known = sorted(FAMILIES)
-        is_other = kind in OTHER_TYPES
         raise DataError(
             f"the planner does not know the model type '{kind}'",
-            f"it knows {', '.join(known)}" if is_other else did_you_mean(kind, known),
+            did_you_mean(kind, sorted(FAMILIES)),
         )
     try:
         weights = list_weights(config, ModelHead("causal" if kind in CAUSAL else "masked"))

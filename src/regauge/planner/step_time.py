@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from regauge.machines.machine_rates import find_peak
 from regauge.planner import flops
 from regauge.planner.memory_plan import (
     HALF_BYTES,
-    LOGIT_BYTES,
     MOMENT_BYTES,
     STATE_BYTES,
-    count_positions,
     count_shards,
     layer_activation_bytes,
+    logit_bytes,
     value_bytes,
 )
 from regauge.planner.network import Topology, link_between, link_inside
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from regauge.planner.training_job import TrainingJob
     from regauge.training.strategies import Transfer
 
-FP8_BYTES = 1.0
 INSIDE, BETWEEN = "any inside", "any between"
 """Stand-in link names for links without measurements."""
 CAUSAL_SHARE = 0.5
@@ -138,48 +135,19 @@ def compute_seconds(
     split = job.parallelism.devices
     again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
     backward = 1.0 if job.trained_fraction == 1 else 2 / 3  # frozen weights need no gradient
-    rates = ProductRates.find(job, machine, constants)
-    slower = slow_down(job, constants, rates.intensity)
-    products = flops.matmul_flops(shape) * again / rates.layers
-    products += flops.head_flops(shape, job.head) / rates.others
+    peak = machine.peak_flops or constants.reference_flops
+    speed = peak * constants.efficiency
+    slower = (1 + constants.hidden_half / shape.hidden) * (
+        1 + constants.token_half / job.tokens_per_pass
+    )
+    products = flops.matmul_flops(shape) * again + flops.head_flops(shape, job.head)
     scores = flops.attention_flops(shape, job.length) * again
     scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
+    attention_speed = peak * constants.attention_efficiency
     return (
-        products * backward * tokens * slower / constants.efficiency / split,
-        scores * tokens / (rates.others * constants.attention_efficiency) / split,
+        products * backward * tokens * slower / speed / split,
+        scores * tokens / attention_speed / split,
     )
-
-
-class ProductRates(NamedTuple):
-    """One device's peak FLOP/s in a job."""
-
-    layers: float
-    others: float
-    """The same in the output layer and in attention: fp8 is for the layers alone."""
-    intensity: float
-    """FLOP per second and byte per second, relative to half precision."""
-
-    @classmethod
-    def find(
-        cls, job: TrainingJob, machine: MachineRates, constants: StackConstants
-    ) -> ProductRates:
-        """Return the rates in the job's precision."""
-        precision = job.product_precision
-        half = find_peak(machine, "half") or constants.reference_flops
-        layers = find_peak(machine, precision) or half
-        size = FP8_BYTES if precision == "fp8" else value_bytes(job)
-        return cls(
-            layers, half if precision == "fp8" else layers, layers / half * size / HALF_BYTES
-        )
-
-
-def slow_down(job: TrainingJob, constants: StackConstants, intensity: float) -> float:
-    """Return how much slower small products are than large ones.
-
-    The sizes with half of the efficiency grow with the FLOPs for each byte that a product reads.
-    """
-    hidden = constants.hidden_half * intensity / job.shape.hidden
-    return (1 + hidden) * (1 + constants.token_half * intensity / job.tokens_per_pass)
 
 
 def traffic_seconds(job: TrainingJob, machine: MachineRates, constants: StackConstants) -> float:
@@ -189,9 +157,7 @@ def traffic_seconds(job: TrainingJob, machine: MachineRates, constants: StackCon
     """
     layers = job.shape.layers / job.parallelism.pipeline
     again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
-    logits = count_positions(job) * job.shape.vocab / job.parallelism.tensor
-    logits *= LOGIT_BYTES.get(job.logits, LOGIT_BYTES["fused"])  # streamed: as fused
-    moved = (layer_activation_bytes(job) * layers * again + logits) * constants.traffic
+    moved = (layer_activation_bytes(job) * layers * again + logit_bytes(job)) * constants.traffic
     moved += _weight_traffic(job) / OPTIMIZER_BANDWIDTH
     return moved * max(job.accumulation, 1) / machine.memory_bandwidth
 

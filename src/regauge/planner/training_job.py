@@ -55,8 +55,8 @@ class TrainingJob:
     """Whether gated layers' norms store no fp32 copies, because a compiler or kernel fuses them."""
     dropout: bool = False
     """Whether dropout stores masks and one more copy of the scores."""
-    logits: Literal["eager", "fused", "chunked", "streamed"] = "eager"
-    """How the loss is computed: 10, 4 or 1 bytes per logit, or in Regauge's chunks."""
+    logits: Literal["eager", "fused", "chunked"] = "eager"
+    """How the loss is computed: 10, 4 or 1 bytes per logit."""
     optimizer: Literal["adamw", "sgd", "8bit"] = "adamw"
     has_fp32_gradients: bool = False
     """Whether gradients for bf16 weights are accumulated in fp32, as in Megatron."""
@@ -66,15 +66,8 @@ class TrainingJob:
     """Share of tokens that are not padding, from the prepared data's length histogram."""
     weights: RunWeights | None = None
     """A Regauge run's weights; published runs with other software only have a count."""
-    batch_rows: int | None = None
-    """Rows per update over all devices; None if each device computes as many passes."""
     stack: str | None = None
     """Calibration name; None for the chip's stack with the most rows."""
-
-    @property
-    def product_precision(self) -> str:
-        """Precision of the products in the layers, as `machine_rates.find_peak` names it."""
-        return self.precision if self.precision in ("fp32", "tf32", "fp8") else "half"
 
     @property
     def tokens_per_pass(self) -> int:

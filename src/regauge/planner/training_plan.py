@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from regauge.machines.machine_rates import find_peak
 from regauge.planner import anchors, flops, intervals, memory_plan, step_time
 from regauge.planner.calibration import ANY, ANY_KIND, load_calibration
 from regauge.planner.training_job import Estimate
@@ -58,9 +57,7 @@ class TrainingPlan:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows per update: the global batch, which may leave devices idle in the last pass."""
-        if self.job.batch_rows is not None:
-            return self.job.batch_rows
+        """Rows per update: the global batch."""
         copies = max(self.devices // self.job.parallelism.devices, 1)
         return copies * self.job.micro_batch * self.job.accumulation
 
@@ -93,9 +90,8 @@ class TrainingPlan:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization at p50, for the job's precision; None without a known peak."""
-        peak = find_peak(self.machine, self.job.product_precision)
-        device_seconds = self.step_seconds.p50 * self.devices
+        """Model FLOPs utilization at p50, padding included; None if the peak is unpublished."""
+        peak, device_seconds = self.machine.peak_flops, self.step_seconds.p50 * self.devices
         if not peak:
             return None
         return math.fsum(
@@ -155,7 +151,7 @@ def plan_training(
         intervals.estimate(seconds, spread),
         constants,
         nearest,
-        _notes(machine, calibration, constants, nearest),
+        _notes(machine, constants, nearest),
     )
 
 
@@ -191,7 +187,7 @@ def plan_scaling(
     job: TrainingJob, machine: MachineRates, counts: Sequence[int], runs: Iterable[Anchor] = ()
 ) -> list[TrainingPlan]:
     """Return a job's plans for several machine counts, with constant work per device."""
-    runs, job = tuple(runs), replace(job, batch_rows=None)
+    runs = tuple(runs)
     return [plan_training(job, machine, count, runs) for count in counts]
 
 
@@ -218,17 +214,13 @@ def plan_memory(
 
 
 def _notes(
-    machine: MachineRates,
-    calibration: PlannerConstants,
-    constants: StackConstants,
-    nearest: Sequence[Neighbour],
+    machine: MachineRates, constants: StackConstants, nearest: Sequence[Neighbour]
 ) -> tuple[str, ...]:
     notes = []
     distance = nearest[0].distance if nearest else math.inf
     is_measured = any(item.anchor.run_id and item.distance < anchors.REACH for item in nearest)
-    if not calibration.has_rows(machine.chip) and not is_measured:
-        near = "all chips" if constants.chip == ANY else constants.chip
-        notes.append(f"unmeasured chip: {machine.chip} has the efficiency of {near}")
+    if constants.chip == ANY and not is_measured:
+        notes.append(f"no measured row on {machine.chip}: its speed comes from the data sheet")
     elif constants.stack in (ANY, *ANY_KIND.values()) and not is_measured:
         notes.append(f"no measured row of this software on {machine.chip}")
     if distance > FAR:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regauge.planner import flops, memory_plan
-from regauge.planner.step_time import ProductRates, slow_down
 from regauge.system.units import GIGA, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, TERA
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ def _explain_memory(plan: TrainingPlan) -> list[str]:
             f" = {parts.activations / GIGA:.4g} GB"
         ),
         (
-            f"logits = vocabulary {shape.vocab} x up to {memory_plan.CHUNK_TOKENS} tokens x"
-            f" {memory_plan.CHUNK_BYTES:g} B, and gradients = {parts.logits / GIGA:.4g} GB"
+            f"logits = vocabulary {shape.vocab} x tokens x"
+            f" {memory_plan.LOGIT_BYTES[job.logits]:g} B = {parts.logits / GIGA:.4g} GB"
         ),
         f"working set = gathered layers or bf16 copies = {parts.working_set / GIGA:.4g} GB",
         (
@@ -62,20 +61,21 @@ def _explain_time(plan: TrainingPlan) -> list[str]:
     job, constants, parts = plan.job, plan.constants, plan.step_parts
     shape, tokens = job.shape, job.tokens_per_pass * job.accumulation
     products = flops.matmul_flops(shape) + flops.head_flops(shape, job.head)
-    rates = ProductRates.find(job, plan.machine, constants)
-    efficiency = constants.efficiency / slow_down(job, constants, rates.intensity)
-    hidden_half = constants.hidden_half * rates.intensity
-    token_half = constants.token_half * rates.intensity
+    efficiency = (
+        constants.efficiency
+        / (1 + constants.hidden_half / shape.hidden)
+        / (1 + constants.token_half / job.tokens_per_pass)
+    )
     rho = flops.recomputed_share(job.recomputation)
     return [
         (
             f"matmul = {tokens} tokens x {products / GIGA:.4g} GFLOP x (1 + {rho:g} / 3)"
-            f" / ({rates.layers / TERA:.4g} TFLOP/s x {efficiency:.3f})"
+            f" / ({constants.reference_flops / TERA:.4g} TFLOP/s x {efficiency:.3f})"
             f" = {parts.matmul:.4g} s"
         ),
         (
-            f"efficiency = {constants.efficiency:.3f} / (1 + {hidden_half:.0f} /"
-            f" {shape.hidden}) / (1 + {token_half:.0f} / {job.tokens_per_pass})"
+            f"efficiency = {constants.efficiency:.3f} / (1 + {constants.hidden_half:.0f} /"
+            f" {shape.hidden}) / (1 + {constants.token_half:.0f} / {job.tokens_per_pass})"
             f" = {efficiency:.3f}"
         ),
         (

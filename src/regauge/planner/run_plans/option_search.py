@@ -18,7 +18,7 @@ from regauge.machines.catalog import (
     load_inference_chips,
     load_instances,
 )
-from regauge.machines.machine_rates import find_machine, find_precision_obstacle
+from regauge.machines.machine_rates import find_machine
 from regauge.planner import intervals, memory_plan
 from regauge.planner.calibration import find_family, load_calibration
 from regauge.planner.expected_goodput import plan_goodput
@@ -97,11 +97,6 @@ class JobCandidate:
     seconds: float
     verdict: memory_plan.Verdict
 
-    @property
-    def device_seconds(self) -> float:
-        """Seconds per step over all machines, to which the dollars are proportional."""
-        return self.seconds * self.count
-
 
 def list_machines(price: Price) -> list[MachineRates]:
     """Return the machine types with accelerators that can train and have a price."""
@@ -161,7 +156,7 @@ def choose_settings(
     Without `is_free`, strategy and recomputation come from the run file.
     """
     candidates = list(_list_candidates(request, machine, count, is_free=is_free))
-    for verdict in ("fits", "undecided"):
+    for verdict in ("fits", "uncertain"):
         if fitting := [item for item in candidates if item.verdict == verdict]:
             return min(fitting, key=lambda item: item.seconds)
     return None
@@ -250,7 +245,7 @@ def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> Tr
     Raises SettingsError if the machines cannot train, if their speed is unknown, or if they have
     more devices than the batch has rows.
     """
-    check_machine(machine, request.run.execution.precision)
+    check_machine(machine)
     devices = machine.devices * count
     if request.place(devices) is None:
         rows = request.smallest_task.run.batch.rows
@@ -264,26 +259,8 @@ def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> Tr
     return job or request.job
 
 
-def use_processes(request: TrainingRequest, machine: MachineRates) -> MachineRates:
-    """Return a machine with the devices that `execution.processes` uses, if the run file has it.
-
-    Raises SettingsError for more processes than devices.
-    """
-    execution = request.run.execution
-    processes = execution.processes
-    if "processes" not in execution.model_fields_set or processes == "auto":
-        return machine
-    if processes > machine.devices:
-        problem = f"execution.processes = {processes}, and {machine.name} has {machine.devices}"
-        remedy = 'set execution.processes = "auto", or name a larger machine type'
-        raise SettingsError(f"{problem} devices", remedy)
-    return replace(machine, devices=processes)
-
-
-def check_machine(machine: MachineRates, precision: str) -> None:
-    """Raise SettingsError if a machine cannot train in a precision, or if its speed is unknown."""
-    if (obstacle := find_precision_obstacle(machine.chip, precision)) is not None:
-        raise SettingsError(obstacle, "set execution.precision, or name another machine type")
+def check_machine(machine: MachineRates) -> None:
+    """Raise SettingsError if a machine cannot train, or if its speed is unknown."""
     if machine.chip in load_inference_chips():
         problem = f"{machine.name} has {machine.chip}, which cannot train"
         raise SettingsError(problem, "name a machine type for training, such as trn1.32xlarge")
@@ -295,41 +272,27 @@ def check_machine(machine: MachineRates, precision: str) -> None:
 def find_smallest_change(
     request: TrainingRequest, machine: MachineRates, count: int, max_count: int = MAX_COUNT
 ) -> JobCandidate | None:
-    """Return the settings that fit for the fewest dollars per step; None if nothing fits.
+    """Return the settings that fit and differ least from the run file; None if nothing fits.
 
-    More machines count as long as they reduce the dollars. Equal dollars: fewer changed settings.
+    Fewer changed settings are better, then the shorter step. More machines are the last resort.
     """
-    best: JobCandidate | None = None
     while count <= max_count:
-        cheaper = _find_cheapest_change(request, machine, count)
-        if best is not None and (cheaper is None or cheaper.device_seconds >= best.device_seconds):
-            return best
-        best = cheaper or best
+        original = request.place(machine.devices * count)
+        if original is not None:
+            changes = list(_list_changes(request, machine, count))
+            for item in sorted(changes, key=partial(_count_changes, original=original)):
+                candidate = shrink_to_fit(request, item)
+                plan = plan_tasks(request, candidate.job, machine, count)
+                if plan.memory.verdict == "fits":
+                    return candidate
         count *= 2
-    return best
-
-
-def _find_cheapest_change(
-    request: TrainingRequest, machine: MachineRates, count: int
-) -> JobCandidate | None:
-    """Return the settings that fit for the fewest dollars on `count` machines."""
-    original = request.place(machine.devices * count)
-    if original is None:
-        return None
-    changes = sorted(
-        _list_changes(request, machine, count), key=partial(_rank_change, original=original)
-    )
-    for item in changes:
-        candidate = shrink_to_fit(request, item)
-        if plan_tasks(request, candidate.job, machine, count).memory.verdict == "fits":
-            return candidate
     return None
 
 
-def _rank_change(candidate: JobCandidate, original: TrainingJob) -> tuple[float, int]:
+def _count_changes(candidate: JobCandidate, original: TrainingJob) -> tuple[int, float]:
     names = ("strategy", "recomputation", "micro_batch")
     changes = sum(getattr(candidate.job, name) != getattr(original, name) for name in names)
-    return float(f"{candidate.seconds:.2g}"), changes
+    return changes, candidate.seconds
 
 
 def _list_changes(
@@ -377,10 +340,6 @@ def search_options(
         for count in _list_counts(max_count)
         if (candidate := choose_settings(request, machine, count)) is not None
     ]
-    if not machines:
-        problem = f"the catalog lacks prices in {request.run.execution.price.region}"
-        remedy = "import prices: regauge catalog import FILE, or set execution.price.region"
-        raise SettingsError(problem, remedy)
     if not candidates:
         raise SettingsError(
             f"the model does not fit on any catalog machines, up to {max_count} of a type",
@@ -447,42 +406,26 @@ def _select_usable(
 
 
 def _cost_per_step(item: JobCandidate) -> float:
-    """Return the dollars per step at p75, in an hour's units."""
-    usd = item.device_seconds * (item.machine.usd_per_hour or float("inf"))
-    job = item.job
-    constants = load_calibration().find_stack(
-        item.machine.chip, job.stack, is_fused=job.has_fused_attention
-    )
-    return usd * math.exp(intervals.NORMAL_P75 * constants.spread)
+    return item.seconds * item.count * (item.machine.usd_per_hour or float("inf"))
 
 
 def rank_options(options: Sequence[Option]) -> list[Option]:
     """Rank options by dollars, or by hours if a price is unknown, with equal ranks for ties.
 
-    An option's p75 decides, so that a wide interval costs. Options that tie with the first one in
-    their group are ordered by simplicity; those on measured chips come first.
+    Options that tie with the first one in their group are ordered by simplicity.
     """
-    calibration = load_calibration()
-
     has_prices = all(option.usd is not None for option in options)
 
     def value(option: Option) -> Estimate:
         return (option.usd if has_prices else option.hours) or option.plan.step_seconds
 
-    left = sorted(options, key=lambda option: intervals.find_quantile_75(value(option)))
+    left = sorted(options, key=lambda option: value(option).p50)
     ranked: list[Option] = []
     while left:
         group = [item for item in left if intervals.overlaps(value(left[0]), value(item))]
         rank = len(ranked) + 1
         ranked += [
-            replace(item, rank=rank)
-            for item in sorted(
-                group,
-                key=lambda item: (
-                    not calibration.has_rows(item.plan.machine.chip),
-                    item.simplicity,
-                ),
-            )
+            replace(item, rank=rank) for item in sorted(group, key=lambda item: item.simplicity)
         ]
         left = [item for item in left if item not in group]
     return ranked

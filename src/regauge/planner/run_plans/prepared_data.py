@@ -18,7 +18,6 @@ from regauge.data.dataset import (
     assume_manifest,
     read_manifest_file,
 )
-from regauge.data.settings import RowLayout
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, SettingsError
 from regauge.tasks import Task
@@ -65,26 +64,13 @@ def read_rows(run: PlannedRun, tables: Mapping[str, Any]) -> RunRows:
     """Return the rows that a task trains on: prepared ones, or those declared in `[rows]`.
 
     Raises DataError if the manifest is damaged or lacks training rows, and SettingsError if the
-    task cannot use the data, or if `[rows]` has an unknown key.
+    task cannot use the data.
     """
     folder = Path(run.data.path).expanduser() if run.data and run.data.path else None
     if run.data is None or folder is None or not (folder / MANIFEST).is_file():
         declared = tables.get("rows")
-        rows = declared if isinstance(declared, dict) else {}
-        check_keys(rows)
-        return _assume_rows(run, rows)
+        return _assume_rows(run, declared if isinstance(declared, dict) else {})
     return _read_prepared(run, run.data.model_copy(update={"path": str(folder)}))
-
-
-def check_keys(rows: Mapping[str, Any]) -> None:
-    """Raise SettingsError for an unknown `[rows]` key; tables are named layouts.
-
-    `train` validates the values, too, but that imports numpy.
-    """
-    for key, value in rows.items():
-        if key not in RowLayout.model_fields and not isinstance(value, dict):
-            remedy = did_you_mean(key, list(RowLayout.model_fields))
-            raise SettingsError(f"unknown key 'rows.{key}'", remedy)
 
 
 def _read_prepared(run: PlannedRun, data: DataSettings) -> RunRows:

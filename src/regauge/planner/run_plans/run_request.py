@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -98,27 +97,14 @@ class TrainingRequest:
     def place(self, devices: int, micro_batch: int | None = None) -> TrainingJob | None:
         """Return the job on a device count; None if the batch has too few rows for it.
 
-        Micro-batches are equal: one that is larger than a device's share becomes the largest
-        divisor of the batch within it. The last pass may leave devices idle.
+        A micro-batch larger than a device's share is reduced to it.
         """
         if self.smallest_task.batch_sequences < devices:
             return None
         share = self.batch_sequences // devices
-        limit = min(micro_batch or self.micro_batch or share, share) // self.sequences_per_row
-        batch_rows = self.batch_sequences // self.sequences_per_row
-        size = find_divisor(batch_rows, max(limit, 1)) * self.sequences_per_row
-        passes = -(-self.batch_sequences // (devices * size))
-        return replace(
-            self.job, micro_batch=size, accumulation=passes, batch_rows=self.batch_sequences
-        )
-
-
-@lru_cache(maxsize=4096)
-def find_divisor(number: int, limit: int) -> int:
-    """Return the largest divisor within a limit."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    divisors = (*small, *(number // size for size in small))
-    return max(size for size in divisors if size <= limit)
+        size = min(micro_batch or self.micro_batch or share, share)
+        passes = max(round(self.batch_sequences / (devices * size)), 1)
+        return replace(self.job, micro_batch=size, accumulation=passes)
 
 
 def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
@@ -188,7 +174,7 @@ def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> Train
             has_fused_attention=run.model.attention != "eager",
             has_fused_norms=run.execution.compile != "off",
             dropout=bool(run.model.dropout),
-            logits="streamed",
+            logits="fused",
             optimizer=OPTIMIZERS.get(run.optimizer.kind, "adamw"),  # type: ignore[arg-type]
             trained_fraction=model.trained_fraction,
             useful_fraction=lengths.real_fraction,

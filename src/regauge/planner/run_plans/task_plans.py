@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regauge.planner.training_job import TrainingJob
     from regauge.planner.training_plan import TrainingPlan
 
-VERDICTS: tuple[Verdict, ...] = ("fits", "undecided", "does not fit")
+VERDICTS: tuple[Verdict, ...] = ("fits", "uncertain", "does not fit")
 """Verdicts on the memory, the best first."""
 
 

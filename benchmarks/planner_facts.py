@@ -97,7 +97,7 @@ class Fact:
         return self.plan.job.shape.parameters(self.plan.job.head)
 
     @property
-    def measured(self) -> float:
+    def measurement(self) -> float:
         """Seconds per step, or bytes."""
         value, unit = float(self.row["measured_value"]), self.row["unit"]
         if unit.startswith("GB"):
@@ -109,7 +109,7 @@ class Fact:
         return rows * (1 if "sequences" in unit else float(self.row["seq"])) / (value * devices)
 
     @property
-    def planned(self) -> Estimate:
+    def estimate(self) -> Estimate:
         """The planned value; what torch allocates has no libraries and no fragmentation."""
         if self.kind != "memory":
             return self.plan.step_seconds
@@ -121,7 +121,7 @@ class Fact:
 
     @property
     def log_error(self) -> float:
-        return math.log(self.planned.p50 / self.measured)
+        return math.log(self.estimate.p50 / self.measurement)
 
 
 def read_facts(path: Path) -> tuple[list[Fact], int]:
@@ -212,7 +212,7 @@ def judge_facts(path: Path) -> dict[str, dict[str, object]]:
 
 def _summarize(facts: Sequence[Fact]) -> dict[str, object]:
     errors = [abs(math.expm1(fact.log_error)) for fact in facts]
-    inside = [fact.planned.p10 <= fact.measured <= fact.planned.p90 for fact in facts]
+    inside = [fact.estimate.p10 <= fact.measurement <= fact.estimate.p90 for fact in facts]
     return {
         "rows": len(facts),
         "median": round(statistics.median(errors), 3),
@@ -225,7 +225,7 @@ def _summarize(facts: Sequence[Fact]) -> dict[str, object]:
 def _judge_constant(facts: Sequence[Fact]) -> dict[str, object]:
     """Return the error of one utilisation of the peak for all rows: their own median."""
     shares = [
-        fact.plan.mfu * fact.plan.step_seconds.p50 / fact.measured
+        fact.plan.mfu * fact.plan.step_seconds.p50 / fact.measurement
         for fact in facts
         if fact.plan.mfu is not None
     ]
@@ -257,7 +257,7 @@ def list_facts(path: Path) -> list[str]:
             share = memory.total.p50 / memory.capacity
             text = f"{memory.verdict}, {share:.2f} of the capacity"
         else:
-            text = f"planned {fact.planned.p50:.4g}, measured {fact.measured:.4g}"
+            text = f"planned {fact.estimate.p50:.4g}, measured {fact.measurement:.4g}"
             text += f" ({math.expm1(fact.log_error):+.0%})"
         lines.append(f"{fact.row['id']} {fact.kind}: {text}")
     return lines

@@ -286,7 +286,7 @@ def test_frequencies_of_drawn_tokens_follow_the_model() -> None:
         draws = torch.linspace(0, 1, 513)[:-1, None]
         rows = program(tokens.expand(512, -1), torch.full((512,), 3), draws)[:, 0]
     rows[rows == NO_TOKEN] = 3  # the end token
-    frequencies = torch.bincount(rows, minlength=VOCABULARY) / 512
+    frequencies = torch.bincount(rows.long(), minlength=VOCABULARY) / 512
     assert (frequencies - expected).abs().max() < 2 / 512
 
 
@@ -318,7 +318,7 @@ def test_empty_rows_end_at_once_and_change_no_other_row() -> None:
 def test_generation_ends_when_every_row_has_a_stop_text() -> None:
     program: Any = build_program()
     prompts = torch.arange(4, 37, dtype=torch.int32).view(11, 3)
-    whole = program(prompts, torch.full((11,), 3))
+    whole = program(prompts, torch.full((11,), 3)).long()
     texts = [[f"<{token}>" for token in row] for row in whole.tolist()]
     open_rows = [row for row in range(11) if NO_TOKEN not in whole[row, :4].tolist()]
     first, second = next(

@@ -173,6 +173,7 @@ def test_weights_under_other_names_are_refused(name: str, tmp_path: Path) -> Non
     (folder / WEIGHTS).rename(folder / name)
     with pytest.raises(OSError, match="no file named"):
         transformers.LlamaForCausalLM.from_pretrained(folder)
+    assert_refused(folder, "causal", f"has {name}, but neither {WEIGHTS}")
     assert main(["import", str(folder), "--to", str(tmp_path / "imported")]) == 2
 
 

@@ -169,11 +169,10 @@ def stores_untied_layers(folder: Path, config: Config) -> bool:
     if kind not in FAMILIES:
         return False
     weights = list_weights(config, ModelHead("causal" if kind in CAUSAL else "masked"))
-    if not weights.is_tied:
-        return False
     # The second weight of an output layer is a bias, tied to the first weight of the head.
     others = (next(iter(weights.embeddings)), next(iter(weights.head), ""))
-    return store_untied(folder, dict(zip(weights.output, others, strict=False)))
+    ties = dict(zip(weights.output, others, strict=False)) if weights.is_tied else {}
+    return store_untied(folder, ties)
 
 
 def list_new_weights(

@@ -85,18 +85,22 @@ class AwsClient:
         return response
 
     def has_object(self, operation: str, missing: str, **request: Any) -> bool:
-        """Return whether an operation finds the object; if not, its error code is `missing`.
+        """Return whether `find_object` finds the object."""
+        return self.find_object(operation, missing, **request) is not None
+
+    def find_object(self, operation: str, missing: str, **request: Any) -> dict[str, Any] | None:
+        """Return an operation's response; None if its error code is `missing`.
 
         `missing` is the end of the code. Raises the same errors as `call` for other failures.
         """
         try:
-            getattr(self._client, operation)(**request)
+            response: dict[str, Any] = getattr(self._client, operation)(**request)
         except (self._exceptions.BotoCoreError, self._exceptions.ClientError) as error:
             answer = getattr(error, "response", {}).get("Error", {})
             if str(answer.get("Code", "")).endswith(missing):
-                return False
+                return None
             raise self._convert(error, operation) from None
-        return True
+        return response
 
     def _convert(self, error: Exception, operation: str) -> RegaugeError:
         name = f"AWS {self._service} in {self._region}"

@@ -10,7 +10,8 @@ import json
 import shlex
 from typing import Any
 
-from regauge.jobs.targets import JobSpec, Machine
+from regauge.jobs.targets import JobSpec
+from regauge.jobs.targets._aws_batch.container import require_machine
 from regauge.jobs.targets._aws_batch.documents import build_tags
 from regauge.jobs.targets._server_spec import ServerSpec
 from regauge.system.errors import SettingsError
@@ -48,12 +49,13 @@ def build_requests(
         raise SettingsError(problem, "shorten it")
     tags = [{"Key": key, "Value": value} for key, value in build_tags(job).items()]
     container = _build_container(job, server)
+    machine = require_machine(job, "SageMaker", "g5.xlarge")
     low, high = START_LIMITS
     seconds = min(max(low, round(server.start_seconds)), high)
     variant = {
         "VariantName": VARIANT,
         "InitialInstanceCount": job.jobs,
-        "InstanceType": f"ml.{_require_machine(job).name}",
+        "InstanceType": f"ml.{machine.name}",
         "ModelDataDownloadTimeoutInSeconds": high,
         "ContainerStartupHealthCheckTimeoutInSeconds": seconds,
     }
@@ -103,13 +105,6 @@ def _build_scaling(
             "TargetTrackingScalingPolicyConfiguration": policy,
         },
     }
-
-
-def _require_machine(job: JobSpec) -> Machine:
-    if job.machine is None:
-        problem = "launch.instance is not set, and SageMaker needs the machine type"
-        raise SettingsError(problem, "set it, such as launch.instance = 'g5.xlarge'")
-    return job.machine
 
 
 def _build_container(job: JobSpec, server: ServerSpec) -> dict[str, Any]:

@@ -243,12 +243,11 @@ def _describe(client: AwsClient, handle: Handle) -> dict[str, Any] | None:
     Raises SettingsError for an unknown one, which lacks a configuration, too.
     """
     name = handle.job_id
-    if client.has_object("describe_endpoint", MISSING, EndpointName=name):
-        return client.call("describe_endpoint", EndpointName=name)
-    if not _list_versions(client, name):
+    endpoint = client.find_object("describe_endpoint", MISSING, EndpointName=name)
+    if endpoint is None and not _list_versions(client, name):
         problem = f"SageMaker in {handle.context} has no endpoint {name}"
         raise SettingsError(problem, "correct the handle")
-    return None
+    return endpoint
 
 
 def _list_versions(client: AwsClient, endpoint: str) -> list[str]:

@@ -72,11 +72,13 @@ def _parse_variables(text: str) -> dict[str, str]:
     return dict(variable.split("=", 1) for variable in text.split())
 
 
-def require_machine(job: JobSpec) -> Machine:
+def require_machine(
+    job: JobSpec, service: str = "AWS Batch", example: str = "c7i.4xlarge"
+) -> Machine:
     """Return a job's machine type; raises SettingsError if none is set."""
     if job.machine is None:
-        problem = "launch.instance is not set, and AWS Batch needs the machine type"
-        raise SettingsError(problem, "set it, such as launch.instance = 'c7i.4xlarge'")
+        problem = f"launch.instance is not set, and {service} needs the machine type"
+        raise SettingsError(problem, f"set it, such as launch.instance = '{example}'")
     return job.machine
 
 

@@ -392,6 +392,18 @@ async def test_a_small_model_on_a_busy_machine_refuses_nothing_that_it_answers_s
 
 
 @simulate
+async def test_requests_that_wait_for_little_work_are_not_refused_for_a_largest_batch() -> None:
+    """After small batches, a largest batch is expected to take over 1.5 s; the queue has less."""
+    simulation = Simulation(times=AffineTimes(0.1, 0.05), worker_times=AffineTimes(30.0, 0.05))
+    for _ in range(100):
+        await simulation.send([16])
+    scheduler = simulation.scheduler
+    assert scheduler.time_ratio * simulation.planner.max_milliseconds > 1500
+    answers = await asyncio.gather(*(simulation.send([8] * 4, client) for client in range(12)))
+    assert [len(answer.outputs) for answer in answers] == [4] * 12
+
+
+@simulate
 async def test_a_request_whose_wait_is_too_long_is_refused_at_once() -> None:
     simulation = Simulation(max_wait_seconds=2.0)
     loop = asyncio.get_running_loop()

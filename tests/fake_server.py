@@ -11,7 +11,7 @@ import base64
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -46,6 +46,8 @@ class FakeServer:
     """Header of a refusal."""
     failures: list[tuple[int, Any]] = field(default_factory=list)
     """(status, body) of the next answers; status 0 resets the connection."""
+    events: tuple[str, ...] = ()
+    """Data of the events of a generated text, each after `seconds`."""
     info: dict[str, Any] | None = None
     """Answer of /info; None for 404."""
     models: tuple[str, ...] = ("model",)
@@ -70,6 +72,7 @@ class FakeServer:
                 Route("/metrics", self._answer_metrics),
                 Route("/v1/models", self._answer_models),
                 Route("/v1/embeddings", self._compute(build_embeddings), methods=["POST"]),
+                Route("/v1/completions", self._answer_text, methods=["POST"]),
                 Route("/embed", self._compute(build_tei_vectors), methods=["POST"]),
                 Route("/rerank", self._compute(build_ranks), methods=["POST"]),
                 Route("/predict", self._compute(build_classes), methods=["POST"]),
@@ -93,6 +96,18 @@ class FakeServer:
             f'regauge_serve_phase_seconds_total{{phase="tokenize"}} {0.001 * seconds}',
         ]
         return PlainTextResponse("\n".join(lines) + "\n")
+
+    async def _answer_text(self, request: Request) -> Response:
+        self.requests.append({"path": request.url.path, "body": await request.json()})
+        if not self.events:
+            return JSONResponse({"error": "no route"}, 404)
+
+        async def send_events() -> AsyncIterator[str]:
+            for event in self.events:
+                await asyncio.sleep(self.seconds)
+                yield f"data: {event}\n\n"
+
+        return StreamingResponse(send_events(), media_type="text/event-stream")
 
     def _compute(self, build: Callable[[Any, bool], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:

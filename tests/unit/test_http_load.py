@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,42 @@ def test_refusals_and_lost_requests_are_counted_by_status() -> None:
     assert result.latencies_ms.count(None) == 3
 
 
+TOKENS = tuple(json.dumps({"choices": [{"text": text}]}) for text in ("", "a", "b", "c", "d"))
+USAGE = json.dumps({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 4}})
+
+
+def test_the_latency_of_a_text_is_that_of_its_first_token() -> None:
+    """An event comes each 50 ms: the first text after 100 ms, then three tokens and the count."""
+    with run_fake_server(seconds=0.05, events=(*TOKENS, USAGE, "[DONE]")) as fake:
+        result = run_open(HttpTarget(fake.url, "completions", max_tokens=9), [0.0], 1, 0.1)
+        body = fake.requests[0]["body"]
+    assert (body["prompt"], body["max_tokens"], body["stream"]) == (["text 0"], 9, True)
+    assert result.statuses == {"200": 1}
+    assert result.num_tokens == 4
+    [latency] = result.latencies_ms
+    assert latency is not None
+    total = 1e3 * result.seconds
+    assert result.token_ms == [pytest.approx((total - latency) / 3, abs=0.1)]
+    assert 100.0 <= latency <= total - 5 * 50.0
+    figures = serving_summary.summarize_load(result, 1, 100.0)
+    assert figures["tokens_per_second"] == 4 / result.seconds
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ((*TOKENS, '{"error":{"message":"lost"}}'), "stream error"),
+        ((*TOKENS, USAGE), "connection"),
+    ],
+)
+def test_a_stream_without_its_end_is_no_answer(events: tuple[str, ...], status: str) -> None:
+    with run_fake_server(events=events) as fake:
+        result = run_closed(HttpTarget(fake.url, "completions"), 1, 1, 0.0)
+    assert result.statuses == {status: 1}
+    assert result.latencies_ms == [None]
+    assert result.num_tokens == 0
+
+
 def test_a_slow_answer_is_a_timeout() -> None:
     with run_fake_server(seconds=30.0) as fake:
         result = run_open(HttpTarget(fake.url, "openai", timeout_seconds=0.2), [0.0], 1, 0.1)
@@ -107,6 +144,11 @@ def test_a_connection_pauses_after_a_refusal() -> None:
     with run_fake_server(failures=[(429, {})] * 1000, retry_after="0.1") as fake:
         result = run_closed(HttpTarget(fake.url, "openai"), 1, 1, 0.45)
     assert 2 <= result.statuses["429"] <= 5
+
+
+def test_a_server_of_text_is_detected() -> None:
+    with run_fake_server(failures=[(404, {})] * 2, events=(*TOKENS, "[DONE]")) as fake:
+        assert asyncio.run(detect_target(HttpTarget(fake.url, "auto"))).generates_text
 
 
 @pytest.mark.parametrize(("protocol", "detected"), [("auto", "openai"), ("tei", "tei")])
@@ -124,6 +166,7 @@ def test_a_server_without_a_known_route_is_an_error() -> None:
         asyncio.run(detect_target(HttpTarget(fake.url, "auto")))
     assert '/v1/embeddings 404 {"error":"no route"}' in str(error.value)
     assert '/embed 500 {"error":"broken"}' in str(error.value)
+    assert '/v1/completions 404 {"error":"no route"}' in str(error.value)
 
 
 def test_a_key_is_sent_and_not_printed() -> None:

@@ -2,7 +2,8 @@
 
 In the open loop, request latency counts from the scheduled arrival, however late the request is
 sent (no coordinated omission). Requests without a status 200 answer do not have a latency. The
-module also measures itself: its CPU time, and the delay between an arrival and its request.
+latency of generated text is the time to the first token; answers are streamed. The module also
+measures itself: its CPU time, and the delay between an arrival and its request.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ except ImportError as error:
     raise SettingsError(str(error), "pip install 'regauge[client]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterable, Iterator, Sequence
 
-OPENAI, TEI = "openai", "tei"
-ROUTES = {OPENAI: "/v1/embeddings", TEI: "/embed"}
+OPENAI, TEI, TEXT = "openai", "tei", "completions"
+ROUTES = {OPENAI: "/v1/embeddings", TEI: "/embed", TEXT: "/v1/completions"}
 """Protocol -> route."""
-TIMEOUT, CONNECTION = "timeout", "connection"
-"""Statuses of unanswered requests: too late, or lost connection."""
+OK = str(int(HTTPStatus.OK))
+TIMEOUT, CONNECTION, STREAM_ERROR = "timeout", "connection", "stream error"
+"""Statuses of unanswered requests: too late, lost connection, or an error after the first event."""
 DEFAULT_MODEL = "model"
 """Model name in requests to a server that lists none."""
 MAX_BODIES = 512
@@ -38,6 +40,8 @@ MAX_BODIES = 512
 REFUSAL_PAUSE_SECONDS = 0.05
 """Pause of a closed-loop connection after a refusal without Retry-After."""
 MAX_PAUSE_SECONDS = 1.0
+EVENT, LAST_EVENT = b"data: ", b"[DONE]"
+"""Beginning of a server-sent event, and the data of the last one."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,14 @@ class HttpTarget:
 
     url: str
     protocol: str
-    """`openai`, `tei`, or `auto` to detect it."""
+    """`openai`, `tei`, `completions`, or `auto` to detect it."""
     model: str | None = None
     """Model name in requests; None to detect it."""
     encoding_format: str = "float"
     api_key: str | None = field(default=None, repr=False)
     timeout_seconds: float = 30.0
+    max_tokens: int = 64
+    """Maximum length of a generated text."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -60,14 +66,29 @@ class HttpTarget:
         return {"Content-Type": "application/json", **key}
 
     @property
+    def generates_text(self) -> bool:
+        return self.protocol == TEXT
+
+    @property
     def address(self) -> str:
         return self.url + ROUTES[self.protocol]
 
     def build_body(self, texts: Sequence[str]) -> bytes:
         if self.protocol == TEI:
             return json.dumps({"inputs": list(texts), "truncate": True}).encode()
+        if self.generates_text:
+            return json.dumps(self._describe_completion(texts)).encode()
         document = {"model": self.model or DEFAULT_MODEL, "input": list(texts)}
         return json.dumps({**document, "encoding_format": self.encoding_format}).encode()
+
+    def _describe_completion(self, texts: Sequence[str]) -> dict[str, Any]:
+        return {
+            "model": self.model or DEFAULT_MODEL,
+            "prompt": list(texts),
+            "max_tokens": self.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
 
 class LoadResult(NamedTuple):
@@ -81,6 +102,21 @@ class LoadResult(NamedTuple):
     """Delay from arrival to sending, per open-loop request."""
     processor_shares: list[float]
     """CPU seconds per second, for each sending process."""
+    token_ms: Sequence[float] = ()
+    """Time per token after the first, for each generated text."""
+    num_tokens: int = 0
+    """Number of generated tokens in status 200 answers."""
+
+
+class Answer(NamedTuple):
+    """The end of a request."""
+
+    status: str
+    pause: float = 0.0
+    """Seconds to pause after a refusal."""
+    first_at: float | None = None
+    """Time of the first token, for generated text."""
+    num_tokens: int = 0
 
 
 class _Recorder:
@@ -90,22 +126,36 @@ class _Recorder:
         self.latencies_ms: list[float | None] = []
         self.send_delays_ms: list[float] = []
         self.statuses: Counter[str] = Counter()
+        self.token_ms: list[float] = []
+        self.num_tokens = 0
         self.start = time.perf_counter()
         self.end = self.start
         self._processor_start = time.process_time()
 
-    def record(self, status: str, since: float) -> None:
+    def record(self, answer: Answer, since: float) -> None:
         """Add a request whose latency counts from `since`."""
         self.end = time.perf_counter()
-        self.statuses[status] += 1
-        is_answered = status == str(int(HTTPStatus.OK))
-        self.latencies_ms.append(round(1e3 * (self.end - since), 4) if is_answered else None)
+        self.statuses[answer.status] += 1
+        if answer.status != OK:
+            self.latencies_ms.append(None)
+            return
+        first_at = answer.first_at or self.end
+        self.latencies_ms.append(round(1e3 * (first_at - since), 4))
+        self.num_tokens += answer.num_tokens
+        if answer.num_tokens > 1:
+            self.token_ms.append(round(1e3 * (self.end - first_at) / (answer.num_tokens - 1), 4))
 
     def build_result(self, min_seconds: float) -> LoadResult:
         seconds = max(self.end - self.start, min_seconds)
         share = (time.process_time() - self._processor_start) / seconds
         return LoadResult(
-            self.latencies_ms, dict(self.statuses), seconds, self.send_delays_ms, [share]
+            self.latencies_ms,
+            dict(self.statuses),
+            seconds,
+            self.send_delays_ms,
+            [share],
+            self.token_ms,
+            self.num_tokens,
         )
 
 
@@ -142,10 +192,10 @@ class HttpLoad:
             is_last = False
             while not is_last:
                 sent_at = time.perf_counter()
-                status, pause = await self._send(next(bodies))
-                recorder.record(status, sent_at)
-                if pause:
-                    await asyncio.sleep(pause)
+                answer = await self._send(next(bodies))
+                recorder.record(answer, sent_at)
+                if answer.pause:
+                    await asyncio.sleep(answer.pause)
                 is_last = time.perf_counter() - recorder.start >= seconds
 
         await asyncio.gather(*(run_connection() for _ in range(concurrency)))
@@ -160,8 +210,7 @@ class HttpLoad:
 
         async def run_request(body: bytes, arrival: float) -> None:
             recorder.send_delays_ms.append(round(1e3 * (time.perf_counter() - arrival), 4))
-            status, _ = await self._send(body)
-            recorder.record(status, arrival)
+            recorder.record(await self._send(body), arrival)
 
         requests = []
         for arrival in arrivals:
@@ -172,18 +221,19 @@ class HttpLoad:
         await asyncio.gather(*requests)
         return recorder.build_result(seconds)
 
-    async def _send(self, body: bytes) -> tuple[str, float]:
-        """Return the request status, and the seconds to pause after a refusal."""
+    async def _send(self, body: bytes) -> Answer:
         try:
             async with self._session.post(self._target.address, data=body) as answer:
+                if self._target.generates_text and answer.status == HTTPStatus.OK:
+                    return await _read_stream(answer.content)
                 await answer.read()
         except TimeoutError:
-            return TIMEOUT, 0.0
+            return Answer(TIMEOUT)
         except aiohttp.ClientError:
-            return CONNECTION, REFUSAL_PAUSE_SECONDS
+            return Answer(CONNECTION, REFUSAL_PAUSE_SECONDS)
         if answer.status == HTTPStatus.OK:
-            return str(answer.status), 0.0
-        return str(answer.status), _find_pause(answer.headers.get("Retry-After"))
+            return Answer(OK)
+        return Answer(str(answer.status), _find_pause(answer.headers.get("Retry-After")))
 
     def _iterate_bodies(self, texts_per_request: int) -> Iterator[bytes]:
         """Return an endless iterator over prebuilt bodies with consecutive texts."""
@@ -194,6 +244,31 @@ class HttpLoad:
             for index in range(count)
         ]
         return cycle(bodies)
+
+
+async def _read_stream(lines: AsyncIterable[bytes]) -> Answer:
+    """Read the events of a generated text.
+
+    The text of an event counts as one token or more: only the first event and the last one, which
+    has the token count, are parsed.
+    """
+    first_at, num_tokens, is_complete = None, 0, False
+    async for line in lines:
+        if not line.startswith(EVENT):
+            continue
+        data = line.removeprefix(EVENT).strip()
+        if data.startswith(b'{"error"'):
+            return Answer(STREAM_ERROR)
+        is_complete = is_complete or data == LAST_EVENT
+        if first_at is None and data != LAST_EVENT and _has_text(json.loads(data)):
+            first_at = time.perf_counter()
+        elif b'"completion_tokens"' in data:
+            num_tokens = json.loads(data)["usage"]["completion_tokens"]
+    return Answer(OK if is_complete else CONNECTION, 0.0, first_at, num_tokens)
+
+
+def _has_text(event: dict[str, Any]) -> bool:
+    return any(choice.get("text") for choice in event.get("choices", ()))
 
 
 def _find_pause(header: str | None) -> float:
@@ -215,6 +290,8 @@ def merge_results(results: Sequence[LoadResult]) -> LoadResult:
         max(result.seconds for result in results),
         [delay for result in results for delay in result.send_delays_ms],
         [share for result in results for share in result.processor_shares],
+        [value for result in results for value in result.token_ms],
+        sum(result.num_tokens for result in results),
     )
 
 
@@ -233,12 +310,12 @@ async def detect_target(target: HttpTarget) -> HttpTarget:
             if status == HTTPStatus.OK:
                 return candidate
             answers.append(f"{ROUTES[protocol]} {text}")
-    problem = f"{target.url} does not answer requests for vectors: {'; '.join(answers)}"
+    problem = f"{target.url} does not answer requests for vectors or text: {'; '.join(answers)}"
     raise SettingsError(problem, "correct the address, or set server.protocol and server.model")
 
 
 async def _probe(session: aiohttp.ClientSession, target: HttpTarget) -> tuple[int, str]:
-    """Return the status of a single-vector request, and a description of the answer."""
+    """Return the status of a request with one text, and a description of the answer."""
     try:
         async with session.post(target.address, data=target.build_body(["a text"])) as answer:
             text = " ".join((await answer.text()).split())

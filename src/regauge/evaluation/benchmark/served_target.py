@@ -76,6 +76,7 @@ def _detect(server: ServerTarget, url: str) -> HttpTarget:
         server.encoding_format,
         read_key(server),
         server.timeout_seconds,
+        server.max_tokens,
     )
     return asyncio.run(detect_target(target))
 

@@ -101,6 +101,8 @@ def run(settings: ServingBenchmarkSettings) -> Document:
     folder.mkdir(parents=True, exist_ok=True)
     trace = read_trace(settings.trace)
     with open_server(settings.server, folder / SERVER_LOG) as (target, running):
+        if target.generates_text:
+            settings = _use_one_text(settings)
         with LoadProcesses(target, trace.texts, folder, settings.trace.processes) as load:
             measurements = ServerMeasurement(settings, target, load).measure()
         processor_seconds = running.read_processor_seconds() if running else None
@@ -130,6 +132,10 @@ def build_document(
         texts = (saturation["requests_per_second"] or 0.0) * settings.open_loop.texts_per_request
         usd = price["usd_per_hour"] if price else None
         saturation["usd_per_million_texts"] = summary.compute_usd_per_million(usd, texts)
+        met = (trial for trial in saturation["trials"] if trial["meets_objective"])
+        rates = (trial.get("tokens_per_second") for trial in met)
+        if tokens := max(filter(None, rates), default=None):
+            saturation["usd_per_million_tokens"] = summary.compute_usd_per_million(usd, tokens)
     return {
         "format": FORMAT,
         "kind": KIND,
@@ -265,6 +271,14 @@ def _list_closed(settings: ServingBenchmarkSettings) -> list[tuple[int, int]]:
     """Return (connections, texts per request) of each closed loop."""
     closed = settings.closed_loop
     return list(product(closed.concurrency, closed.texts_per_request))
+
+
+def _use_one_text(settings: ServingBenchmarkSettings) -> ServingBenchmarkSettings:
+    """Return the settings with one text per request, as a request for generated text has."""
+    update = {"texts_per_request": (1,)}
+    closed = settings.closed_loop.model_copy(update=update)
+    open_loop = settings.open_loop.model_copy(update={"texts_per_request": 1})
+    return settings.model_copy(update={"closed_loop": closed, "open_loop": open_loop})
 
 
 def _read_baseline(settings: ServingBenchmarkSettings) -> Document | None:

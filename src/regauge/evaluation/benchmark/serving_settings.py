@@ -28,14 +28,20 @@ class ServerTarget(Settings):
     """Artifact for which the benchmark starts `regauge serve`."""
     options: tuple[str, ...] = ()
     """Overrides of `regauge serve`, such as `"serve.workers=2"`."""
-    protocol: Literal["auto", "openai", "tei"] = "auto"
-    """Routes to call: OpenAI's `/v1/embeddings` or text-embeddings-inference's `/embed`."""
+    protocol: Literal["auto", "openai", "tei", "completions"] = "auto"
+    """Routes to call: OpenAI's `/v1/embeddings` (openai) or `/v1/completions`, or
+    text-embeddings-inference's `/embed` (tei).
+
+    The latency of a completion is the time to the first token. Its requests have one text.
+    """
     model: str | None = None
     """Model name in requests; default: the first one listed by the server."""
     encoding_format: Literal["float", "base64"] = "float"
     """Vector encoding in answers from OpenAI's route."""
     api_key_variable: str | None = None
     """Environment variable with the server's API key."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Maximum length of a generated text, in tokens."""
     timeout_seconds: float = Field(default=30.0, gt=0)
     """Seconds after which a request counts as lost."""
     start_timeout_seconds: float = Field(default=300.0, gt=0)

@@ -34,9 +34,12 @@ FORMULAS = {
     "percentiles_ms": "nearest rank over all requests; a request without an answer of status 200 "
     "is infinitely late; unknown with too few requests",
     "texts_per_second": "texts of the requests with status 200 / seconds until the last answer",
+    "latency_of_text": "time to the first token; token_ms: (time of the last token - time of the "
+    "first one) / (tokens - 1) for each answer",
     "goodput": "requests with status 200 within the latency objective / seconds",
     "saturation": "largest rate of Poisson arrivals at which the percentile of the latency is "
     "within the objective; found by doubling, then by bisection",
+    "usd_per_million_tokens": "the same with generated tokens",
     "usd_per_million_texts": "USD per hour of the server's machine / 3600 / texts per second at "
     "the saturation rate x 1e6",
     "generator": f"it kept up if each process used at most {MAX_PROCESSOR_SHARE:.0%} of a core, "
@@ -57,6 +60,7 @@ def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) ->
         "duration_seconds": result.seconds,
         "requests_per_second": num_answered / seconds,
         "texts_per_second": texts_per_request * num_answered / seconds,
+        **_summarize_tokens(result, seconds),
         **summary.find_percentiles([result.latencies_ms]),
         "max_ms": max(latencies, default=None),
         "goodput_requests_per_second": num_within / seconds,
@@ -64,6 +68,16 @@ def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) ->
         "dropped_fraction": summary.find_dropped_fraction([result.latencies_ms]),
         "statuses": result.statuses,
         "generator": describe_generator(result),
+    }
+
+
+def _summarize_tokens(result: LoadResult, seconds: float) -> Document:
+    """Return the figures of generated text; empty without any."""
+    if not result.num_tokens:
+        return {}
+    return {
+        "tokens_per_second": result.num_tokens / seconds,
+        "token_ms": summary.find_percentiles([result.token_ms]),
     }
 
 

@@ -10,6 +10,7 @@ from regauge.evaluation.report.benchmark_section import (
     build_tables,
     format_latencies,
     format_load,
+    format_milliseconds,
     format_price,
 )
 from regauge.evaluation.report.charts import Bar, Curve, chart_bars, chart_latencies
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 LATENCY_TITLE = "p99 latency by throughput"
 WIDE_COLUMNS = ("p90 ms", "p95 ms", "requests", "statuses")
 """Columns too wide for a terminal."""
-OK = "200"
+OK, TEXT = "200", "completions"
 
 
 def build_section(document: Document, name: str = "") -> BenchmarkSection:
@@ -91,6 +92,7 @@ def _format_load(row: Mapping[str, Any]) -> Row:
     failed = {status: count for status, count in row["statuses"].items() if status != OK}
     is_slow = "" if row["generator"]["kept_up"] else " *"
     return {
+        **_format_tokens(row),
         **format_latencies(row),
         "goodput": formatting.percent(row["goodput_fraction"]),
         "dropped": formatting.percent(row["dropped_fraction"]),
@@ -99,6 +101,14 @@ def _format_load(row: Mapping[str, Any]) -> Row:
         or f"{OK}: {answered:,}",
         "client": formatting.percent(row["generator"]["processor_share"]) + is_slow,
     }
+
+
+def _format_tokens(row: Mapping[str, Any]) -> Row:
+    """Return the columns of generated text, if the server generates text."""
+    if "tokens_per_second" not in row:
+        return {}
+    token_ms = format_milliseconds(row["token_ms"]["p50_ms"])
+    return {"tokens/s": f"{row['tokens_per_second']:,.4g}", "ms/token": token_ms}
 
 
 def _format_regression(row: Mapping[str, Any]) -> Row:
@@ -121,6 +131,8 @@ def _describe_saturation(saturation: Document | None) -> Iterator[str]:
         return
     usd = formatting.dollars(saturation["usd_per_million_texts"])
     cost = "" if usd == formatting.UNKNOWN else f", {usd} per million texts"
+    if "usd_per_million_tokens" in saturation:
+        cost = f", {formatting.dollars(saturation['usd_per_million_tokens'])} per million tokens"
     yield f"The server meets {objective} up to {rate:,.4g} requests/s{cost}."
 
 
@@ -146,6 +158,8 @@ def _describe_method(document: Document) -> Iterator[str]:
     )
     yield f"Closed loop: {formulas['closed_loop']}. Open loop: {formulas['open_loop']}."
     yield f"Percentiles: {formulas['percentiles_ms']}. Texts/s: {formulas['texts_per_second']}."
+    if document["server"]["protocol"] == TEXT:
+        yield f"Latency: {formulas['latency_of_text']}."
     yield f"Goodput: {formulas['goodput']}. Saturation: {formulas['saturation']}."
     yield f"Client: processor time of the load generator per second. {_describe_client(document)}"
     price = document["price"]

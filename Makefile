@@ -86,8 +86,9 @@ docs: $(DOCUMENTED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "site: out/site/index.html"
 
+# Two pages at a time: most commands of a page start a process, which uses one core.
 test-docs: $(INSTALLED)
-	$(BIN)/python -m pytest tests/documentation
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/documentation
 
 test-all:
 	$(MAKE) test test-launch test-serve test-monitor test-peers test-rest test-faults test-docs docs test-xla test-next test-simulated check FAULTS="full or not full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shlex
 import shutil
@@ -51,8 +52,14 @@ SELF_CONTAINED = (
 )
 """Pages that start in an empty folder; the others start with the files of the quickstart."""
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
-RUN_PAGES = [page for page in PAGES if any(block.is_run for block in BLOCKS if block.page == page)]
-"""Pages with code that runs; the others have only files, fragments and output."""
+RUN_PAGES = sorted(
+    (page for page in PAGES if any(block.is_run for block in BLOCKS if block.page == page)),
+    key=lambda page: (page.name in SELF_CONTAINED, page != QUICKSTART),
+)
+"""Pages with code that runs; the others have only files, fragments and output.
+
+The self-contained pages are last, so that a second process runs them during the quickstart.
+"""
 
 
 def run_page(blocks: list[Block], folder: Path) -> None:
@@ -148,9 +155,20 @@ def parse_commands(text: str) -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which every command of the quickstart has run."""
-    folder = tmp_path_factory.mktemp("quickstart")
-    run_page(read_blocks(QUICKSTART), folder)
+    """Return a folder in which every command of the quickstart has run.
+
+    The processes of pytest-xdist share it: one of them runs the commands, and the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder, finished = base / "quickstart", base / "quickstart-finished"
+    with (base / "quickstart-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not finished.exists():
+            folder.mkdir()
+            run_page(read_blocks(QUICKSTART), folder)
+            finished.touch()
     return folder
 
 

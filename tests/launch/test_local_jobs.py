@@ -9,14 +9,16 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.training_jobs import wait_until
-from regauge.jobs.targets import Handle, JobSpec, JobStatus, LogRequest
-from regauge.jobs.targets._local_job import JobFolder
+from regauge.jobs.targets import Handle, JobSpec, JobStatus, LogRequest, _job_runner
+from regauge.jobs.targets._local_job import JobFolder, build_node_commands
+from regauge.jobs.targets._server_spec import ServerSpec
 from regauge.jobs.targets.local import LocalNodes
 from regauge.system.errors import ChildError, RegaugeError, SettingsError
 
@@ -428,3 +430,39 @@ def test_a_missing_log_names_the_logs_that_exist(cluster: Cluster) -> None:
     cluster.wait(handle)
     with pytest.raises(SettingsError, match=r"no log of rank 3; known logs: attempt-1/node-0.log"):
         cluster.read_log(handle, rank=3)
+
+
+DRAIN = """
+import signal, sys, time
+def drain(*_):
+    time.sleep(1.0)
+    print("drained", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drain)
+print("ready", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+"""Program that completes its requests for a second after SIGTERM."""
+
+
+@pytest.mark.parametrize(("drain_seconds", "last"), [(60.0, "drained"), (0.0, "ready")])
+def test_a_stopped_server_drains_before_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drain_seconds: float, last: str
+) -> None:
+    monkeypatch.setattr(_job_runner, "GRACE_SECONDS", 0.2)
+    server = ServerSpec(8080, 1.0, drain_seconds)
+    job = JobSpec("qa", "serve", (sys.executable, "-c", DRAIN), 1, 1, 1, server=server)
+    commands = partial(build_node_commands, job)
+    runner = _job_runner.JobRunner(job, commands, tmp_path, os.environ)
+    log = _job_runner.build_log_path(tmp_path, 1, 0)
+    runner.run(lambda: runner.cancel() if "ready" in log.read_text() else None)
+    assert runner.state == "cancelled"
+    assert log.read_text().split()[-1] == last
+
+
+def test_replicas_of_a_server_do_not_share_a_port(cluster: Cluster) -> None:
+    job = JobSpec("qa", "serve", ("regauge",), 1, 1, 1, jobs=2, server=ServerSpec(8080, 1.0, 1.0))
+    plan = cluster.launcher.plan(job)
+    assert plan.documents[0].content["job"]["jobs"] == 1
+    assert any("One replica runs" in note for note in plan.notes)

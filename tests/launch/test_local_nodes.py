@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from distributed.test_resume import assert_same
-from end_to_end.predicting import read_output_files, train_model, write_records
+from end_to_end.predicting import export_run, read_output_files, train_model, write_records
 from launch.training_jobs import (
     STEPS,
     Workplace,
@@ -19,6 +21,7 @@ from launch.training_jobs import (
     find_recovery_seconds,
     wait_until,
 )
+from regauge.system.processes import find_free_port
 
 RECORDS = 600
 TWO_NODES = "execution.nodes.count=2"
@@ -100,3 +103,27 @@ def test_an_array_that_loses_a_job_equals_one_command(workplace: Workplace) -> N
     files = read_output_files(workplace.root / "array")
     assert files == read_output_files(workplace.root / "single")
     assert len(files) >= RECORDS // 50
+
+
+def test_a_server_answers_until_it_is_cancelled(workplace: Workplace) -> None:
+    export_run(train_model(workplace.root / "encoder"), workplace.root / "artifact")
+    port, run_file = find_free_port(), workplace.root / "qa.json"
+    run_file.write_text(json.dumps({"serve": {"artifacts": {"qa": "artifact"}, "port": port}}))
+    handle = workplace.launch(run_file, "serve")
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
+
+    def is_ready() -> bool:
+        with suppress(httpx.TransportError):
+            return client.get("/v2/health/ready").is_success
+        return False
+
+    with client:
+        wait_until(is_ready, "the server")
+        answer = client.post("/v1/embeddings", json={"input": "How do I read a file?"})
+        assert answer.json()["data"][0]["embedding"]
+    assert workplace.run("job", "cancel", handle).code == 0
+    log = workplace.run("job", "logs", handle).output
+    assert "Serving qa at" in log
+    assert "Draining" in log
+    status = workplace.read_status(handle)
+    assert (status["state"], status["nodes"][0]["exit_code"]) == ("cancelled", 0)

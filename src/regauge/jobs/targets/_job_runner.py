@@ -30,7 +30,7 @@ from regauge.system.units import SECONDS_PER_HOUR
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 10.0
-"""Time from SIGTERM to SIGKILL; Regauge commands save and end meanwhile."""
+"""Time from SIGTERM to SIGKILL, in which commands save and end; a server first drains."""
 LOST_CODES = (*RESTART_CODES, FIRST_SIGNAL_CODE + signal.SIGKILL)
 """Exit codes after which a node starts again; SIGKILL represents a lost machine."""
 NO_ATTEMPT = "it has no attempt left"
@@ -241,10 +241,10 @@ class JobRunner:
             node.state = "pending"
 
     def _stop_nodes(self, state: JobState) -> None:
-        """Send SIGTERM to the nodes, and kill those that exceed GRACE_SECONDS."""
+        """Send SIGTERM to the nodes, and kill those that exceed the grace period."""
         for node in self._list_nodes("running"):
             node.terminate()
-        deadline = time.monotonic() + GRACE_SECONDS
+        deadline = time.monotonic() + find_grace_seconds(self._job)
         while self._list_nodes("running") and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             self._collect_exits(state)
@@ -270,6 +270,11 @@ class JobRunner:
 def _describe_failure(node: _Node, reason: str) -> JobEnd:
     message = f"node {node.index} ended with exit code {node.exit_code}; {reason}"
     return JobEnd(message, "failed", node.exit_code, node.index)
+
+
+def find_grace_seconds(job: JobSpec) -> float:
+    """Return the time from SIGTERM to SIGKILL, with a server's drain."""
+    return GRACE_SECONDS + (0.0 if job.server is None else job.server.drain_seconds)
 
 
 def build_log_path(logs: Path, attempt: int, node: int) -> Path:

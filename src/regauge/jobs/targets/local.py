@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -32,7 +33,7 @@ from regauge.jobs.targets import (
     NodeStatus,
 )
 from regauge.jobs.targets._job_end import cancel_job, check_ended, list_output_leftovers
-from regauge.jobs.targets._job_runner import GRACE_SECONDS, build_log_path
+from regauge.jobs.targets._job_runner import build_log_path, find_grace_seconds
 from regauge.jobs.targets._local_job import (
     JOB_FILE,
     JobFolder,
@@ -50,7 +51,8 @@ from regauge.system.timing import POLL_SECONDS
 ENDED: frozenset[JobState] = FINAL_STATES | {"unknown"}
 """States without processes; a job's state is unknown if its scheduler has died."""
 START_SECONDS = 60.0
-CANCEL_SECONDS = GRACE_SECONDS + 10.0
+CANCEL_SECONDS = 10.0
+"""Time after the grace period for a cancelled job's end."""
 
 
 class LocalNodes(Launcher):
@@ -70,7 +72,7 @@ class LocalNodes(Launcher):
             raise SettingsError(problem, "set execution.nodes.endpoint to its host and port")
         return LaunchPlan(
             job,
-            documents=(Document(JOB_FILE, build_document(job, str(Path.cwd()))),),
+            documents=(Document(JOB_FILE, build_document(_limit_replicas(job), str(Path.cwd()))),),
             commands=(_build_scheduler_command(self._find_folder(job.name)),),
             notes=_list_notes(job),
             restart_policy=_describe_restarts(job),
@@ -144,7 +146,7 @@ class LocalNodes(Launcher):
             handle,
             self.find_status,
             lambda _: write_atomic(_find_job(handle).cancel_file, ""),
-            CANCEL_SECONDS,
+            find_grace_seconds(_find_job(handle).job) + CANCEL_SECONDS,
             ENDED,
         )
 
@@ -165,9 +167,18 @@ def _build_scheduler_command(folder: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", "regauge.jobs.targets._local_scheduler", str(folder))
 
 
+def _limit_replicas(job: JobSpec) -> JobSpec:
+    """Limit a server to one replica, because replicas would share the port."""
+    return job if job.server is None else replace(job, jobs=1)
+
+
 def _list_notes(job: JobSpec) -> tuple[str, ...]:
     notes = []
-    if job.jobs > 1:
+    if job.server is not None:
+        notes.append(f"The server answers on port {job.server.port} when it has loaded its models.")
+        if job.jobs > 1:
+            notes.append("One replica runs, because replicas on one machine would share the port.")
+    elif job.jobs > 1:
         notes.append("As many jobs run at the same time as this machine has cores.")
     elif job.max_nodes > 1:
         count = f"{job.min_nodes} to {job.max_nodes}" if job.is_elastic else str(job.max_nodes)
@@ -177,6 +188,8 @@ def _list_notes(job: JobSpec) -> tuple[str, ...]:
 
 def _describe_restarts(job: JobSpec) -> str:
     attempts = f"at most {job.max_attempts} attempts"
+    if job.server is not None:
+        return f"A killed server starts again, {attempts}."
     if job.jobs > 1:
         return f"A lost job starts again by itself, {attempts}; the other jobs continue."
     if job.max_nodes == 1:

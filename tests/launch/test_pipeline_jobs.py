@@ -231,7 +231,7 @@ def test_slurm_runs_the_stages_in_order_and_resumes(slurm: SlurmCluster, tmp_pat
     states = wait_for_refusal(workplace, handle)
     assert states == {"train": "succeeded", "gate": "failed", "last": "cancelled"}
     messages = [event["message"] for event in list_events(workplace, handle)]
-    assert sum("attempt 1 of" in message for message in messages) == 2
+    assert sum("attempt 1 on" in message for message in messages) == 2
     times = read_done_times(tmp_path / "weekly")
     assert list(times) == ["1-train"]
     wait_for_success(workplace, submit(workplace, "slurm", run_file, PASS))

@@ -233,16 +233,16 @@ class Slurm(SlurmTarget):
     def list_events(self, handle: Handle) -> list[JobEvent]:
         """Return times recorded by Slurm, and lines from the job script."""
         records, now = self._list_chain_records(handle), format_time(dt.datetime.now(dt.UTC))
-        events = [
-            JobEvent(moment, "slurm", f"job {record.job_id} {text}")
-            for record in records
-            for name, text in EVENT_TIMES.items()
-            if (moment := record.read_time(name)) and moment <= now
-        ]
+        events: list[JobEvent] = []
         for record in records:
-            if "logs" in record.facts:
-                events += LogFolder.find(record).read_events()
-        return sorted(events)
+            *starts, end = (
+                JobEvent(record.read_time(name) or "", "slurm", f"job {record.job_id} {text}")
+                for name, text in EVENT_TIMES.items()
+            )
+            lines = LogFolder.find(record).read_events() if "logs" in record.facts else []
+            events += [*starts, *lines, end]
+        events = [event for event in events if event.source != "slurm" or "" < event.time <= now]
+        return sorted(events, key=lambda event: event.time)
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
         """Yield the log of a rank's node; in an array, the rank is a job index.

@@ -104,6 +104,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_export_compiles_the_model_of_the_run_file_by_default(
+    run: Callable[..., Printed], run_file: Path
+) -> None:
+    assert run("launch", str(run_file), "export", "--dry-run").code == 0
+    run_file.write_text(RUN.replace("output.folder", "data.name"))
+    refused = run("launch", str(run_file), "export", "--dry-run")
+    assert refused.code == 2
+    assert "no model to export" in refused.err
+
+
 def test_a_dry_run_imports_nothing_large(run_file: Path) -> None:
     code = f"""
 import json, sys

@@ -86,10 +86,23 @@ def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSe
         tables = commands.allow_user_code(file, tables)
     else:
         choices.allow_imports(tables)
+    if not file and run_file is not None:
+        tables["output"] = {"folder": str(run_file)}
+    tables = fill_tables(tables)
+    if file and file.name != SAVED_RUN:  # its threads are those of a single rank
+        _use_run_threads(tables)
+    source = str(run_file) if run_file else "the command line"
+    return config.build(ExportSettings, tables, commands.table_names(), source)
+
+
+def fill_tables(tables: config.Tables) -> config.Tables:
+    """Fill in the model and the path: by default the run in `output.folder`, and a folder in it.
+
+    Raises SettingsError if they are unknown.
+    """
     target = dict(tables.get("export", {}))
-    tables["export"] = target
     if not target.keys() & set(SOURCE_KEYS):
-        output = tables.get("output") if file else {"folder": str(run_file)} if run_file else None
+        output = tables.get("output")
         if not isinstance(output, dict) or "folder" not in output:
             raise SettingsError("no model to export", "name a run's folder, or add --model")
         target["run"] = output["folder"]
@@ -98,10 +111,7 @@ def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSe
     weight_format = target.get("format", ARTIFACT)
     name = "model.pt" if weight_format == "torch" else weight_format
     target.setdefault("to", str(Path(target.get("run", "")) / name))
-    if file and file.name != SAVED_RUN:  # its threads are those of a single rank
-        _use_run_threads(tables)
-    source = str(run_file) if run_file else "the command line"
-    return config.build(ExportSettings, tables, commands.table_names(), source)
+    return {**tables, "export": target}
 
 
 def _use_run_threads(tables: config.Tables) -> None:

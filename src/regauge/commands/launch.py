@@ -106,7 +106,8 @@ def read_request(
     verb_overrides = tuple(text for text in overrides if not text.startswith(PREFIX))
     if is_pipeline:
         return _read_pipeline(run_file, verb_overrides), settings
-    config.build(root, tables, names, str(run_file))
+    fill_tables = getattr(commands.import_verb(verb), "fill_tables", dict)
+    config.build(root, fill_tables(tables), names, str(run_file))
     return LaunchRequest(run_file, verb, verb_overrides, tables), settings
 
 

@@ -7,7 +7,13 @@ import datetime as dt
 import pytest
 from pydantic import ValidationError
 
-from regauge.machines.catalog import find_instance, find_price, load_chips, load_instances
+from regauge.machines.catalog import (
+    find_instance,
+    find_price,
+    load_chips,
+    load_instances,
+    load_prices,
+)
 from regauge.machines.settings import Price
 from regauge.system.errors import SettingsError
 
@@ -39,6 +45,42 @@ def test_a_price_in_the_run_file_replaces_the_catalog_price() -> None:
     assert price is not None
     assert price.usd_per_hour == 8.2
     assert price.source == "run file, reserved"
+
+
+@pytest.mark.parametrize(
+    ("name", "region", "dollars", "source"),
+    [
+        ("g5.xlarge", "eu-central-1", 1.258, "catalog, on-demand in eu-central-1"),
+        ("g7e.12xlarge", "us-east-1", 8.28608, "catalog, on-demand in us-east-1"),
+        ("g7.48xlarge", "us-west-2", 28.51328, "catalog, on-demand in us-west-2"),
+        ("p5e.48xlarge", "us-east-2", 43.26, "catalog, Capacity Block in us-east-2"),
+    ],
+)
+def test_a_price_names_its_region_and_market(
+    name: str, region: str, dollars: float, source: str
+) -> None:
+    price = find_price(Price(instance=name, region=region))
+    assert price is not None
+    assert (price.usd_per_hour, price.source) == (dollars, source)
+    assert price.as_of is not None
+
+
+def test_every_price_of_a_region_has_a_date_and_a_source() -> None:
+    listed = [price for prices in load_prices().values() for price in prices]
+    assert {price.region for price in listed} >= {"us-east-1", "us-west-2", "eu-west-1"}
+    assert all(price.source and price.usd_per_hour > 0 for price in listed)
+    assert all(price.as_of > dt.date(2022, 1, 1) for price in listed)
+    assert {price.instance for price in listed} <= set(load_instances())
+
+
+def test_the_sizes_of_a_family_have_the_same_chip() -> None:
+    """The sizes that a family's price list has are all in the catalog."""
+    chips = {name: (item.chip, item.chips) for name, item in load_instances().items()}
+    assert [chips[f"g6.{size}xlarge"] for size in (4, 16, 24)] == [("L4", 1), ("L4", 1), ("L4", 4)]
+    assert chips["g7e.24xlarge"] == ("RTX-PRO-6000-SE (g7e)", 4)
+    priced = [item for item in load_instances().values() if item.chips and item.usd_per_hour]
+    assert len(priced) >= 45 + 34
+    assert all(item.chip in load_chips() for item in priced)
 
 
 @pytest.mark.parametrize("price", [Price(), Price(instance="trn2.48xlarge")])

@@ -44,7 +44,11 @@ def test_list_chips(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_has_the_source_and_the_history(capsys: pytest.CaptureFixture[str]) -> None:
     (entry,) = read_answer(capsys, "show", "p5.48xlarge")["entries"]
-    assert entry["prices"] == "2023-08-08: 98.32, 2025-06-23: 55.04, 2026-07-20: 55.04"
+    assert entry["prices"] == (
+        "2023-08-08: 98.32, 2025-06-23: 55.04, 2026-07-20: 55.04,"
+        " 2026-08-26: 58.8928 in eu-north-1, 2026-08-26: 55.04 in us-east-2,"
+        " 2026-08-26: 55.04 in us-west-2"
+    )
     assert entry["source"].startswith("aws/karpenter-provider-aws")
     assert "days old" in entry["warning"]
     (chip,) = read_answer(capsys, "show", "A10G")["entries"]

@@ -101,7 +101,7 @@ def test_the_price_of_the_user_is_paid(
         (("--predict", "5", "execution.price.discunts={p5 = 0.1}"), "did you mean 'discounts'"),
         (
             ("--predict", "5", "--on", "c7i.xlarge", "execution.price.region=eu-west-1"),
-            "lacks a price for 'c7i.xlarge' in eu-west-1",
+            "no price in eu-west-1 for c7i.xlarge",
         ),
         (("--serve", "5", "--slo-ms", "0.000001", "--on", "c7i.xlarge"), "no machine type answers"),
     ],

@@ -305,6 +305,14 @@ def test_machines_are_found_by_their_chips(
         ((LLAMA, "--on", "p5.48xlarge", "strategy=fsp"), "did you mean 'fsdp'"),
         ((LLAMA, "--cheapest", "--deadline", "soon"), "write it as 7d"),
         ((LLAMA, "--cheapest"), "set stop.steps"),
+        (
+            (LLAMA, "--cheapest", "stop.steps=9", "execution.price.region=ap-east-7"),
+            "no price in ap-east-7; set execution.price.usd_per_hour, or run: regauge catalog",
+        ),
+        (
+            (LLAMA, "--cheapest", "stop.steps=9", "execution.price.region=us-west2"),
+            "did you mean 'us-west-2'",
+        ),
         ((LLAMA, "--cheapest", "stop.steps=9", "--max-nodes", "0"), "--max-nodes 0"),
         ((LLAMA, "--cheapest", "stop.steps=100000000", "--deadline", "1h"), "the fastest option"),
         ((LLAMA, "--compare", "g5.xlarge", "stop.steps=9"), "fits on none of: 1 x g5.xlarge"),

@@ -170,7 +170,8 @@ def import_files(names: Sequence[str]) -> dict[str, Any]:
 
 def _describe_price(price: CatalogPrice) -> str:
     suffix = "" if price.region == catalog.REGION else f" in {price.region}"
-    return f"{price.as_of}: {price.usd_per_hour:g}{suffix}"
+    market = "" if price.market == "on-demand" else f" as {price.market}"
+    return f"{price.as_of}: {price.usd_per_hour:g}{suffix}{market}"
 
 
 def refresh_prices(names: Sequence[str], region: str = catalog.REGION) -> dict[str, Any]:

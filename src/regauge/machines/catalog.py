@@ -41,6 +41,7 @@ STALE_DAYS = 90
 """Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
 _CHIPS = re.compile(r"(?:(?P<count>[1-9]\d*) ?[x*] ?)?(?P<chip>\w[\w -]*)", re.IGNORECASE)
 """Chips with their number: `A100`, `8xA100`, `8x A100 80GB`."""
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 MAX_SUGGESTIONS = 6
 """Maximum number of machine types named in a message."""
 CHIPS, INSTANCES, PRICES = "chips.csv", "instances.csv", "price_history.csv"
@@ -94,6 +95,8 @@ class CatalogPrice:
     usd_per_hour: float
     source: str
     region: str = REGION
+    market: str = "on-demand"
+    """How the machine is sold; `Capacity Block` is a reservation paid in advance."""
 
 
 @dataclass(frozen=True)
@@ -287,20 +290,26 @@ def find_listed_price(
 
     `discounts` has fractions by machine type, by family (`p5`), or by `*` for all others.
     """
-    usd_per_hour, as_of = machine.usd_per_hour, machine.as_of
-    if region != machine.region:
-        listed = [item for item in load_prices().get(machine.name, ()) if item.region == region]
-        usd_per_hour, as_of = (
-            (listed[-1].usd_per_hour, listed[-1].as_of) if listed else (None, None)
-        )
-    if usd_per_hour is None:
+    listed = [item for item in load_prices().get(machine.name, ()) if item.region == region]
+    if not listed:
         return None
-    source = f"catalog, on-demand in {region}"
+    newest = listed[-1]
+    source = f"catalog, {newest.market} in {region}"
     names = (machine.name, machine.name.partition(".")[0], EVERY_INSTANCE)
     discount = next((discounts[name] for name in names if name in discounts), 0) if discounts else 0
     if discount:
         source += f", less {100 * discount:g} %"
-    return MachinePrice(usd_per_hour * (1 - discount), source, as_of)
+    return MachinePrice(newest.usd_per_hour * (1 - discount), source, newest.as_of)
+
+
+def missing_price(region: str, instance: str = "") -> SettingsError:
+    """Return the error for a region without a price for a machine type, or for any type."""
+    problem = f"the catalog has no price in {region}{f' for {instance}' if instance else ''}"
+    if not _REGION.fullmatch(region):
+        regions = {price.region for listed in load_prices().values() for price in listed}
+        return SettingsError(problem, did_you_mean(region, sorted(regions)))
+    remedy = f"set execution.price.usd_per_hour, or run: regauge catalog refresh --region {region}"
+    return SettingsError(problem, remedy)
 
 
 def _parse_rows(name: str, user_folder: Path, row_type: type[T]) -> list[T]:

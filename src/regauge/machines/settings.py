@@ -22,7 +22,7 @@ class Price(Settings):
     instance: str | None = None
     """Machine type in the catalog, such as `trn1.32xlarge`; sets its dated on-demand price."""
     region: str = "us-east-1"
-    """Price region. The package has `us-east-1` prices; `regauge catalog` adds other regions."""
+    """Price region. The package has prices in six regions; `regauge catalog` adds others."""
     usd_per_hour: float | None = Field(default=None, ge=0)
     """Price per machine and hour; replaces the catalog price."""
     market: Literal["on-demand", "reserved", "spot", "own"] = "on-demand"

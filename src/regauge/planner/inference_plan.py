@@ -17,6 +17,7 @@ from regauge.machines.catalog import (
     find_listed_price,
     load_chips,
     load_instances,
+    missing_price,
 )
 from regauge.machines.machine_rates import load_cores
 from regauge.machines.settings import Price
@@ -125,8 +126,7 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
             factor = _compare_chips(measured, chip)
         price = _find_price(instance, request.price)
         if price is None and names:
-            problem = f"the catalog lacks a price for '{instance.name}' in {request.price.region}"
-            raise SettingsError(problem, "set execution.price.usd_per_hour, or import a price")
+            raise missing_price(request.price.region, instance.name)
         if factor is None or price is None:
             continue
         replicas = count_replicas(instance, request.threads)

@@ -99,7 +99,7 @@ TABLES = {
         ("instance", "as_of"),
         ("instance", "as_of", "usd_per_hour", "source"),
         {
-            **dict.fromkeys(("instance", "as_of", "source", "region", "notes")),
+            **dict.fromkeys(("instance", "as_of", "source", "region", "market", "notes")),
             "usd_per_hour": PRICE,
         },
     ),

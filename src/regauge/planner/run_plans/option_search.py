@@ -17,6 +17,7 @@ from regauge.machines.catalog import (
     find_listed_price,
     load_inference_chips,
     load_instances,
+    missing_price,
 )
 from regauge.machines.machine_rates import find_machine
 from regauge.planner import intervals, memory_plan
@@ -99,14 +100,13 @@ class JobCandidate:
 
 
 def list_machines(price: Price) -> list[MachineRates]:
-    """Return the machine types with accelerators that can train and have a price."""
+    """Return the machine types with accelerators that can train and have a price.
+
+    Raises SettingsError if the catalog does not have a price in the region.
+    """
     machines = []
     for name, instance in load_instances().items():
-        if (
-            not instance.chips
-            or instance.chip in load_inference_chips()
-            or instance.usd_per_hour is None
-        ):
+        if not instance.chips or instance.chip in load_inference_chips():
             continue
         try:
             machine = apply_price(find_machine(name), price)
@@ -114,6 +114,8 @@ def list_machines(price: Price) -> list[MachineRates]:
             continue
         if has_known_speed(machine) and machine.usd_per_hour is not None:
             machines.append(machine)
+    if not machines:
+        raise missing_price(price.region)
     return machines
 
 

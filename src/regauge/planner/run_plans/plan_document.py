@@ -288,7 +288,8 @@ def describe_price(option: Option, settings: Price) -> str:
     """Return the machines' hourly price, with source and date."""
     machine = option.plan.machine
     if machine.usd_per_hour is None:
-        return "unknown; set execution.price.usd_per_hour"
+        suffix = "" if machine.name == LOCAL else f": no price in {settings.region}"
+        return f"unknown{suffix}; set execution.price.usd_per_hour"
     if machine.name == LOCAL:
         return f"{machine.usd_per_hour:g} USD per hour (run file)"
     listed = find_listed_price(find_instance(machine.name), settings.discounts, settings.region)

@@ -344,10 +344,43 @@ def test_the_list_of_other_tables_is_that_of_the_verbs() -> None:
     assert {*commands.table_names()} - {*TrainSettings.model_fields} == OTHER_TABLES
 
 
-def test_a_plan_imports_neither_torch_nor_numpy() -> None:
+def write_model_folder(folder: Path) -> str:
+    """Write a Llama that stores its tied output layer twice, with the same values."""
+    config = {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "vocab_size": 8,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    size = 8 * 4 * 4
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    header = {
+        name: {
+            "dtype": "F32",
+            "shape": [8, 4],
+            "data_offsets": [index * size, (index + 1) * size],
+        }
+        for index, name in enumerate(names)
+    }
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    content = len(text).to_bytes(8, "little") + text + bytes(2 * size)
+    (folder / "model.safetensors").write_bytes(content)
+    return str(folder)
+
+
+@pytest.mark.parametrize("form", ["run file", "model folder"])
+def test_a_plan_imports_neither_torch_nor_numpy(form: str, tmp_path: Path) -> None:
+    arguments = [LLAMA, "--on", "p5.48xlarge", "stop.steps=9", "--json"]
+    if form == "model folder":
+        arguments.append(f"model={{path = '{write_model_folder(tmp_path / 'model')}'}}")
     program = (
         "import sys; from regauge import cli;"
-        f"code = cli.main(['plan', {LLAMA!r}, '--on', 'p5.48xlarge', 'stop.steps=9', '--json']);"
+        f"code = cli.main(['plan', *{arguments!r}]);"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules];"
         "sys.exit(code or ' '.join(heavy) or 0)"
     )

@@ -1,4 +1,4 @@
-"""Weight files in model folders, and the names in them; imports no torch.
+"""Weight files in model folders, and the names in them; imports neither torch nor numpy.
 
 A plan reads here what the loader in `weights.py` decides.
 """
@@ -8,18 +8,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from regauge.system.errors import SettingsError
 from regauge.system.hub import CONFIG
 from regauge.system.json_files import DocumentShape, read_json
-from regauge.system.safetensors_io import map_tensors
+from regauge.system.safetensors_io import MappedTensor, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from regauge.system.safetensors_io import MappedTensor
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 T = TypeVar("T")
@@ -103,10 +99,4 @@ def store_untied(folder: Path, ties: Mapping[str, str]) -> bool:
         except (OSError, ValueError, KeyError) as error:
             raise SettingsError(f"{file} cannot be read: {error}", "copy it again") from None
         stored |= {unwrap_name(key): value for key, value in tensors.items()}
-    return are_untied(str(folder), ties, stored, _are_equal)
-
-
-def _are_equal(one: MappedTensor, other: MappedTensor) -> bool:
-    if one.dtype == other.dtype:
-        return np.array_equal(one.content, other.content)
-    return np.array_equal(one.read_array(), other.read_array())
+    return are_untied(str(folder), ties, stored, MappedTensor.equals)

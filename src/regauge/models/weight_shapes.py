@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.models.default_sizes import DEFAULT_SIZES
 from regauge.models.io_spec import ModelHead
+from regauge.models.weight_files import store_untied
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,8 +164,6 @@ def stores_untied_layers(folder: Path, config: Config) -> bool:
     The loader then unties them, whatever config.json says. Returns False for an unknown model type.
     Raises KeyError if a size is missing, and the errors of `store_untied`.
     """
-    from regauge.models.weight_files import store_untied  # it imports numpy
-
     kind = config.get("model_type")
     if kind not in FAMILIES:
         return False

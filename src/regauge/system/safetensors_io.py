@@ -1,17 +1,16 @@
 """Maps safetensors files as arrays, and writes them with the permissions of any other new file.
 
 The header is a JSON document after its length in 8 bytes; the tensors follow (safetensors format,
-https://github.com/huggingface/safetensors#format).
+https://github.com/huggingface/safetensors#format). Only arrays need numpy.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from regauge.system.files import open_in_place
 
@@ -19,11 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import numpy as np
     from torch import Tensor
 
 PYTORCH_METADATA = {"format": "pt"}
 """Header metadata required by transformers."""
 HEADER_LENGTH_BYTES = 8
+BLOCK_BYTES = 2**20
+"""Bytes that a comparison of two tensors reads at a time."""
 DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -58,22 +60,37 @@ class MappedTensor(NamedTuple):
     dtype: str
     """Dtype in the header."""
     shape: list[int]
-    content: np.ndarray
+    content: memoryview
     """[bytes] uint8."""
 
     def read_array(self) -> np.ndarray:
         """Return the numbers without a copy; bf16 becomes fp32."""
-        values = self.content.view(DTYPES[self.dtype])
+        import numpy as np
+
+        values = np.frombuffer(self.content, DTYPES[self.dtype])
         if self.dtype == "BF16":  # the upper half of an fp32 number
             values = (values.astype(np.uint32) << 16).view(np.float32)
         return values.reshape(self.shape)
 
+    def equals(self, other: MappedTensor) -> bool:
+        """Return whether two tensors have the same numbers."""
+        if self.dtype != other.dtype:
+            import numpy as np
+
+            return np.array_equal(self.read_array(), other.read_array())
+        starts = range(0, self.content.nbytes, BLOCK_BYTES)
+        blocks = (slice(start, start + BLOCK_BYTES) for start in starts)
+        return self.content.nbytes == other.content.nbytes and all(
+            bytes(self.content[block]) == bytes(other.content[block]) for block in blocks
+        )
+
 
 def map_tensors(path: Path) -> dict[str, MappedTensor]:
     """Map a file's tensors; raises ValueError or KeyError for another file."""
-    content = np.memmap(path, np.uint8, mode="c")
+    with path.open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     start = HEADER_LENGTH_BYTES + int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")
-    header = json.loads(content[HEADER_LENGTH_BYTES:start].tobytes())
+    header = json.loads(bytes(content[HEADER_LENGTH_BYTES:start]))
     tensors = {}
     for name, entry in header.items():
         if name != "__metadata__":

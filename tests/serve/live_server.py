@@ -24,6 +24,7 @@ LIMIT = 48
 BUCKETS = (16, 32, LIMIT)
 MODULE = "served_module"
 LABELS = {0: "joy", 1: "anger", 2: "fear"}
+PROMPTS = {"query": "anna asks: "}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
 OPENVINO = (
     *QUICK,
@@ -53,7 +54,7 @@ def export_tiny_artifacts(folder: Path) -> dict[str, Path]:
     scorer = {"num_labels": 1, "sentence_transformers": sigmoid}
     tagger = folder / "tagger_model"
     sources = {
-        "encoder": (save_encoder(folder / "encoder_model", "bert"), ()),
+        "encoder": (save_encoder(folder / "encoder_model", "bert", prompts=PROMPTS), ()),
         "classifier": (save_classifier(folder / "classifier_model", "bert", **classes), ()),
         "reranker": (save_classifier(folder / "reranker_model", "bert", **scorer), (pair,)),
         "tagger": (save_model(tagger, "bert", AutoModelForTokenClassification, LIMIT, **tags), ()),

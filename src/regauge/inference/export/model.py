@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regauge import config
+from regauge.data.columns import encode_value
 from regauge.data.sources import is_unicode
 from regauge.inference.export.engine import check_finite, load_engine
 from regauge.inference.export.export_settings import TextSettings
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.engine import Engine
     from regauge.inference.export.manifest import Dtype
-    from regauge.models.io_spec import TensorSpec
+    from regauge.models.io_spec import InputSpec, TensorSpec
 
 
 class LoadedModel:
@@ -81,7 +82,7 @@ class LoadedModel:
 
         `columns` holds one sequence of texts for each text field in a record. A single record may
         be given as plain strings. `values` are the ranking candidates' features: a sequence for
-        each field, with None for a missing value.
+        each field, with None for a missing value. Absent fields have missing values.
 
         The columns depend on the artifact's output kind:
 
@@ -94,7 +95,7 @@ class LoadedModel:
         - text: `generated_text`, a list of strings
 
         Raises SettingsError for a wrong number of columns, and DataError if an element is not a
-        valid text, if columns have different lengths, or if an output is not finite.
+        valid text or feature, if columns have different lengths, or if an output is not finite.
         """
         texts = [[column] if isinstance(column, str) else list(column) for column in columns]
         outputs = self._compute(texts, prompt, values)
@@ -189,6 +190,7 @@ class LoadedModel:
             problem = f"the model reads {texts} per record, not {len(columns)}"
             raise SettingsError(problem, "pass one sequence for each text field")
         _check_texts(columns)
+        _check_values(self.program.fields, values, len(columns[0]))
         encoded = self._preprocessor.encode_records(columns, prompt, values)
         return self._engine.compute(encoded.records)
 
@@ -250,6 +252,25 @@ def _check_texts(columns: list[list[Any]]) -> None:
             if not is_unicode(text):
                 problem = f"text {index} is not valid Unicode (lone surrogate)"
                 raise DataError(problem, "re-decode it as UTF-8")
+
+
+def _check_values(
+    fields: InputSpec, values: Mapping[str, Sequence[Value | None]], count: int
+) -> None:
+    """Raise DataError for an unknown feature, or one without a valid value for each record."""
+    names = (*fields.numeric_features, *fields.categorical_features)
+    for name, column in values.items():
+        if name not in names:
+            remedy = did_you_mean(name, names) if names else "remove it from values"
+            raise DataError(f"the model does not read the feature '{name}'", remedy)
+        if len(column) != count:
+            problem = f"the feature '{name}' has {len(column)} values for {count} records"
+            raise DataError(problem, "pass one value per record, or None for a missing one")
+        try:
+            for value in column if name in fields.numeric_features else ():
+                encode_value(value, "float")
+        except TypeError as error:
+            raise DataError(f"the feature '{name}' has {error}", "pass numbers or None") from None
 
 
 def _order_inputs(specs: Sequence[TensorSpec], named: Mapping[str, Tensor]) -> list[Tensor]:

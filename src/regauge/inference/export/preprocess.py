@@ -133,7 +133,8 @@ class Preprocessor:
         """Tokenize records, given one column for each text field.
 
         `prompt` names the prompt to prepend to each text, by default the model's own. `values` are
-        the ranking candidates' numeric and categorical features, by field name.
+        the ranking candidates' numeric and categorical features, by field name; an absent field
+        has missing values.
         """
         prefix = self._tokenization.prompt_text(prompt)
         if self._input_spec.is_pair and self._is_transformers:
@@ -284,10 +285,12 @@ class Preprocessor:
             (count, max(1, len(self._input_spec.numeric_features))), np.nan, np.float32
         )
         for index, name in enumerate(self._input_spec.numeric_features):
-            numbers[:, index] = [encode_value(value, "float") for value in values[name]]
+            if name in values:
+                numbers[:, index] = [encode_value(value, "float") for value in values[name]]
         hashes = np.full((count, max(1, len(self._input_spec.categorical_features))), -1, np.int64)
         for index, name in enumerate(self._input_spec.categorical_features):
-            hashes[:, index] = [encode_value(value, "category") for value in values[name]]
+            if name in values:
+                hashes[:, index] = [encode_value(value, "category") for value in values[name]]
         return [numbers, find_embedding_rows(hashes, ranking.interactions.buckets)]
 
     def _encode_texts(self, texts: Sequence[str], limit: int, prefix: str) -> tuple[Ids, Flags]:

@@ -95,12 +95,12 @@ def build_inputs(
     _check_names(program, tensors)
     columns = {name: _read_texts(name, tensors[name]) for name in _text_names(program)}
     count = len(next(iter(columns.values())))
-    missing: list[Any] = [None] * count
     values: dict[str, list[Any]] = {}
-    for name in program.fields.numeric_features:
-        values[name] = _read_numbers(name, tensors[name]) if name in tensors else missing
-    for name in program.fields.categorical_features:
-        values[name] = _read_texts(name, tensors[name]) if name in tensors else missing
+    for names, read in (
+        (program.fields.numeric_features, _read_numbers),
+        (program.fields.categorical_features, _read_texts),
+    ):
+        values |= {name: read(name, tensors[name]) for name in names if name in tensors}
     for name, column in {**columns, **values}.items():
         if len(column) != count:
             raise InvalidRequestError(f"input '{name}' has {len(column)} records, not {count}")

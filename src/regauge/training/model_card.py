@@ -273,7 +273,6 @@ def _list_training(facts: _Run, task: dict[str, Any], step: int | None) -> dict[
     return {
         "task": f"`{task.get('kind')}`",
         "steps": formatting.number(step),
-        "tokens": formatting.number(facts.result.get("tokens")),
         "rows of a step": formatting.number(batch.get("rows")),
         "optimizer": f"`{optimizer.get('kind')}`",
         "learning rate": f"{optimizer.get('learning_rate')}",
@@ -289,6 +288,7 @@ def _list_cost(facts: _Run) -> dict[str, str]:
     table = facts.settings.get("execution", {}).get("price") or {}
     price = find_price(Price.model_validate(table))
     rows = {
+        "tokens": formatting.number(facts.result.get("tokens")),
         "training time": formatting.duration(result.get("seconds")),
         "machine time": formatting.duration(result.get("machine_seconds")),
         "dollars": formatting.dollars(result.get("usd")),

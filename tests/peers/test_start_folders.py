@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from peers.architectures import PEERS
+from peers.architectures import PEERS, POSITIONS
 from peers.folders import build_model, save_folder
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
@@ -58,7 +59,7 @@ def save(folder: Path, name: str, head: architectures.HeadKind, **fields: Any) -
     """Write a folder with a model of transformers and a tokenizer; return it."""
     auto_class = getattr(transformers, architectures.AUTO_CLASSES[head])
     values = {**PEERS[name].sizes, **FIELDS, **fields}
-    config = transformers.CONFIG_MAPPING[name](**values, num_labels=NUM_CLASSES)
+    config = transformers.CONFIG_MAPPING[name](**{"num_labels": NUM_CLASSES, **values})
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))  # noqa: S106 - a token of text
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a")  # noqa: S106
     return save_folder(folder, build_model(auto_class, config), tokenizer)
@@ -175,6 +176,68 @@ def test_weights_under_other_names_are_refused(name: str, tmp_path: Path) -> Non
         transformers.LlamaForCausalLM.from_pretrained(folder)
     assert_refused(folder, "causal", f"has {name}, but neither {WEIGHTS}")
     assert main(["import", str(folder), "--to", str(tmp_path / "imported")]) == 2
+
+
+def write_shards(folder: Path, model: Any) -> None:
+    model.save_pretrained(folder, max_shard_size="20KB")
+    (folder / WEIGHTS).unlink()
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+
+
+def write_old_names(folder: Path, model: Any) -> None:
+    """Write the names of BERT's first release, with a buffer that is computed today."""
+    weights = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
+        for name, value in model.state_dict().items()
+    }
+    prefix = f"{model.base_model_prefix}." if model.base_model is not model else ""
+    weights[f"{prefix}embeddings.position_ids"] = torch.arange(POSITIONS)[None]
+    edit(folder, weights)
+
+
+@pytest.mark.parametrize("write", [write_shards, write_old_names])
+@pytest.mark.parametrize("head", ["none", "masked", "classes"])
+def test_shards_and_old_names_are_read(
+    head: architectures.HeadKind, write: Callable[[Path, Any], None], tmp_path: Path
+) -> None:
+    folder = save(tmp_path / "model", "bert", head)
+    auto_class = getattr(transformers, architectures.AUTO_CLASSES[head])
+    expected = compute(auto_class.from_pretrained(folder))
+    write(folder, auto_class.from_pretrained(folder))
+    torch.testing.assert_close(compute(auto_class.from_pretrained(folder)), expected)
+    started, planned = (make(head, path=str(folder)) for make in (build_start, plan_weights))
+    assert count_elements(planned) == count_elements(list_parameters(started))
+    assert main(["import", str(folder), "--to", str(tmp_path / "imported")]) == 0
+    imported = auto_class.from_pretrained(tmp_path / "imported")
+    for model in (started, architectures.load_model(folder), imported):
+        torch.testing.assert_close(compute(model), expected, rtol=0, atol=1e-4)
+    if write is write_shards:
+        next(folder.glob("model-00002-*")).unlink()
+        assert_refused(folder, head, "model-00002-of-.* is missing; copy the whole folder again")
+
+
+def test_pickles_are_refused_and_imported(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", "bert", "masked")
+    expected = compute(transformers.BertForMaskedLM.from_pretrained(folder))
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    assert_refused(folder, "masked", f"are a pickle; run: regauge import {folder} --to")
+    assert main(["import", str(folder), "--to", str(tmp_path / "imported")]) == 0
+    started = build_start("masked", path=str(tmp_path / "imported"))
+    torch.testing.assert_close(compute(started), expected, rtol=0, atol=1e-4)
+
+
+def test_a_cross_encoder_is_a_regression_at_step_0(tmp_path: Path) -> None:
+    """A model of one label returns its logit, as transformers and CrossEncoder without sigmoid."""
+    folder = save(tmp_path / "model", "bert", "classes", num_labels=1)
+    expected = compute(transformers.BertForSequenceClassification.from_pretrained(folder))
+    assert expected.shape == (2, 1)
+    head = architectures.ClassHead(1, problem_type="regression")
+    model = Model(attention="eager", path=str(folder))
+    started = architectures.build_model(model, "classes", 1, 0, class_head=head)[0]
+    torch.testing.assert_close(compute(started), expected, rtol=0, atol=1e-4)
 
 
 PARTS: list[dict[str, Any]] = [{}, {"trainable_layers": 1}, {"lora": {"rank": 2}}]

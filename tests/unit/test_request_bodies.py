@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 
+from regauge.serving import request_body, request_errors
 from regauge.serving.request_body import RequestBody
 from regauge.serving.request_errors import InvalidRequestError
 from regauge.serving.routes.kserve import InferBody
@@ -30,3 +35,24 @@ def test_the_first_error_is_described(schema: type[RequestBody], body: bytes, pr
     with pytest.raises(InvalidRequestError) as caught:
         schema.parse(body, {})
     assert caught.value.message.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": ["a", 1] * 50_000},
+        {"inputs": [1.5] * 50_000},
+        {"inputs": "a", **{f"k{number}": 1 for number in range(50_000)}},
+    ],
+    ids=["items of two types", "numbers", "unknown keys"],
+)
+def test_the_work_for_a_wrong_body_is_limited(body: dict[str, Any]) -> None:
+    """The event loop parses bodies, so that a wrong one must not occupy it."""
+    with (
+        patch.object(request_body, "_find_body", wraps=request_body._find_body) as find,
+        patch.object(request_errors, "_locate", wraps=request_errors._locate) as locate,
+        pytest.raises(InvalidRequestError),
+    ):
+        EmbedBody.parse(json.dumps(body).encode(), {})
+    assert find.call_count < 100
+    assert locate.call_count <= request_errors.MAX_LOCATED_ERRORS

@@ -53,7 +53,7 @@ class RequestBody(BaseModel):
             return cls.model_validate_json(raw_body or b"{}")
         except ValidationError as error:
             failure = error
-        if failure.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+        if failure.error_count() > 1 or failure.errors()[0]["type"] != "json_invalid":
             document = from_json(raw_body or b"{}")
             if isinstance(document, dict) and (kept := cls.select_keys(document)) != document:
                 return cls.parse(to_json(kept), {})
@@ -70,7 +70,8 @@ class RequestBody(BaseModel):
             neutral = cls.neutral_values.get(name)
             field = cls.model_fields.get(name)
             if neutral is None:
-                kept[name] = _select_nested(field.annotation, value) if field else value
+                body = _find_body(field.annotation) if field else None
+                kept[name] = value if body is None else _select_nested(body, value)
             elif not any(_is_equal(value, other) for other in neutral):
                 raise FieldError(f"{name} is not supported; remove it", name)
         return kept
@@ -96,12 +97,11 @@ def _is_equal(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _select_nested(annotation: Any, value: Any) -> Any:
+def _select_nested(body: type[RequestBody], value: Any) -> Any:
     """Return a nested body, or a list of them, with the keys that have an effect."""
     if isinstance(value, list):
-        return [_select_nested(annotation, item) for item in value]
-    body = _find_body(annotation)
-    return value if body is None or not isinstance(value, dict) else body.select_keys(value)
+        return [_select_nested(body, item) for item in value]
+    return body.select_keys(value) if isinstance(value, dict) else value
 
 
 def _find_body(annotation: Any) -> type[RequestBody] | None:

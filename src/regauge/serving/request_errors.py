@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_ERROR_TEXT = 300
 """Maximum characters in a message about a body."""
+MAX_LOCATED_ERRORS = 1000
+"""Errors of a body among which the first one is described."""
 
 
 class RequestError(Exception):
@@ -141,7 +143,7 @@ def describe_validation_error(error: ValidationError, raw_body: bytes) -> tuple[
     document = None if details[0]["type"] == "json_invalid" else from_json(raw_body or b"{}")
     firsts: dict[tuple[int | str, ...], tuple[list[int], str, str | None]] = {}
     indices: dict[int, dict[str, int]] = {}
-    for detail in details:
+    for detail in details[:MAX_LOCATED_ERRORS]:
         position, names = _locate(document, detail["loc"], indices)
         message = detail["msg"][:1].lower() + detail["msg"][1:]
         text = f"{'.'.join(map(str, names))}: {message}" if names else message

@@ -123,7 +123,9 @@ class RerankBody(TextsBody):
 class PredictBody(TextsBody):
     """Body of `/predict`."""
 
-    inputs: str | Texts | list[Pair] = Field(union_mode="left_to_right")
+    inputs: str | Texts | Annotated[list[Pair], Field(fail_fast=True)] = Field(
+        union_mode="left_to_right"
+    )
     """A text, a pair of texts, or a list of texts and pairs, each in a separate list."""
     raw_scores: bool = False
     """Whether scores are the model's numbers, without softmax or sigmoid."""

@@ -447,9 +447,14 @@ def test_a_preemption_in_its_grace_period_is_one_attempt(
     assert run.read_log("interruptions") == "1 preemption\n"
 
 
-def test_a_job_that_is_cancelled_while_it_saves_ends(run_script: Callable[..., ScriptRun]) -> None:
+@pytest.mark.parametrize("ended", [ENDED, PREEMPTED], ids=["limit", "preemption"])
+def test_a_job_that_is_cancelled_while_it_saves_ends(
+    run_script: Callable[..., ScriptRun], ended: str
+) -> None:
+    """Also in the grace period of a preemption: it ends before its time."""
     run = run_script("0")
-    _, calls = run.stop(RUNNING.replace("Unknown", str(LATER)), cancelled=ENDED)
+    record = re.sub(r"EndTime=\d+", f"EndTime={LATER}", ended.replace("COMPLETING", "RUNNING"))
+    _, calls = run.stop(record, cancelled=ended)
     assert "scancel --signal=TERM 7" in calls
     assert "requeue" not in calls
 

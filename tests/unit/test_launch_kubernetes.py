@@ -684,12 +684,14 @@ def test_the_state_follows_from_conditions_and_pods(
     assert status.usd_per_hour == pytest.approx(4 * 27.447)
 
 
-def test_a_shell_is_that_of_the_first_pod_that_runs() -> None:
+@pytest.mark.parametrize("context", ["here", "arn:aws:eks:us-east-1:111122223333:cluster/team-a"])
+def test_a_shell_is_that_of_the_first_pod_that_runs(context: str) -> None:
+    handle = Handle.parse(f"kubernetes://{context}/default/pytorchjob/llama")
     pods = [build_pod("Pending"), build_pod("Running", 1), build_pod("Running", 2)]
     for pod in pods:
         pod["metadata"]["namespace"] = "team"
-    status = describe_job(HANDLE, JobObjects(build_job("Running"), pods))
-    options = f"--context={HANDLE.context} --namespace=team"
+    status = describe_job(handle, JobObjects(build_job("Running"), pods))
+    options = f"--context={context} --namespace=team"
     assert status.shell_command == f"kubectl {options} exec -it llama-worker-0 -- bash"
     assert describe_job(HANDLE, JobObjects(build_job("Failed"), pods[:1])).shell_command == ""
 

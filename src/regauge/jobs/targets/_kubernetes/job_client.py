@@ -25,7 +25,7 @@ from regauge.jobs.targets._kubernetes.job_status import (
     describe_job_set,
     find_index,
 )
-from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
+from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, split_handle
 from regauge.jobs.targets._kubernetes.pods import (
     CANCELLED,
     JOB_LABEL,
@@ -80,11 +80,8 @@ class JobClient:
 
     @classmethod
     def open(cls, handle: Handle) -> JobClient:
-        """Return a handle's client; raises SettingsError for another form.
-
-        The context may contain slashes, like an EKS cluster ARN.
-        """
-        parts = f"{handle.context}/{handle.job_id}".rsplit("/", 3)
+        """Return a handle's client; raises SettingsError for another form."""
+        parts = split_handle(handle)
         if len(parts) != len(("context", "namespace", "kind", "name")) or parts[2] not in KINDS:
             problem = f"'{handle}' is not a handle of target 'kubernetes'"
             remedy = "use kubernetes://CONTEXT/NAMESPACE/KIND/NAME, as `launch` printed it"

@@ -10,7 +10,7 @@ from typing import Any
 
 from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, NodeStatus
 from regauge.jobs.targets._kubernetes.documents import SERVER
-from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
+from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, split_handle
 from regauge.jobs.targets._kubernetes.pods import (
     CANCELLED,
     JOB_NAME,
@@ -66,7 +66,7 @@ def describe_job(handle: Handle, objects: JobObjects) -> JobStatus:
         reason=reason,
         attempt=_count_attempts(objects),
         nodes=tuple(
-            _describe_pod(index, pod, handle.context)
+            _describe_pod(index, pod, split_handle(handle)[0])
             for index, pod in sorted(objects.current_pods.items())
         ),
         exit_code=0 if state == "succeeded" else exit_code,

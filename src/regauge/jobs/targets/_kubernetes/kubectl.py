@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from regauge.jobs.targets import Handle
 from regauge.jobs.targets._clients import build_client_error, find_client, run_client
 from regauge.system.errors import PreflightError, RegaugeError, SettingsError, TransientError
 
@@ -102,6 +103,14 @@ class KubectlNamespace:
     @property
     def _options(self) -> tuple[str, ...]:
         return (f"--context={self.context}", f"--namespace={self.namespace}")
+
+
+def split_handle(handle: Handle) -> list[str]:
+    """Return a handle's context, namespace, kind and name.
+
+    The context may contain slashes, like an EKS cluster ARN.
+    """
+    return f"{handle.context}/{handle.job_id}".rsplit("/", 3)
 
 
 def find_context(context: str | None) -> str:

@@ -47,6 +47,7 @@ COLUMNS = {
     "tokens_per_second": "tokens/s",
     "usd": "USD",
     "usd_per_million": "USD per million",
+    "usd_per_million_tokens": "USD per million tokens",
     "weak_scaling_efficiency": "weak eff.",
 }
 """Column headings; others are the names without underscores."""
@@ -233,7 +234,8 @@ def _shorten(row: Mapping[str, Any]) -> dict[str, Any]:
         heading = COLUMNS.get(name, name.replace("_", " "))
         if f"{name}_p90" in row and value is not None:
             low, high = (format_number(row[f"{name}_{key}"]) for key in ("p10", "p90"))
-            short[heading] = f"{format_number(value)} ({low} to {high})"
+            interval = "" if low == high else f" ({low} to {high})"
+            short[heading] = f"{format_number(value)}{interval}"
         elif name == "part":
             short[heading] = PARTS.get(value, value)
         else:

@@ -24,7 +24,7 @@ from regauge.system.garbage import pause_collection
 
 def main(  # noqa: PLR0913 - the flags of the command line
     subject: Annotated[
-        Path, Parameter(help="Run file; with --serve and --predict an artifact folder.")
+        Path, Parameter(help="Run file; for inference an artifact folder or a model folder.")
     ],
     *overrides: commands.Override,
     on: Annotated[
@@ -42,17 +42,19 @@ def main(  # noqa: PLR0913 - the flags of the command line
     to_target: Annotated[
         Path | None, Parameter(help="A short run's folder: plan the time to stop.target.")
     ] = None,
-    serve: Annotated[
-        float | None, Parameter(help="Requests per second: plan a server for an artifact.")
-    ] = None,
-    predict: Annotated[
-        int | None, Parameter(help="Number of rows: plan batch inference with an artifact.")
-    ] = None,
+    serve: Annotated[float | None, Parameter(help="Requests per second: plan a server.")] = None,
+    predict: Annotated[int | None, Parameter(help="Number of texts: plan batch inference.")] = None,
     slo_ms: Annotated[
         float | None, Parameter(help="With --serve: milliseconds that a request may take.")
     ] = None,
     lengths: Annotated[
         Path | None, Parameter(help="With --serve, --predict: a prepared dataset with lengths.")
+    ] = None,
+    tokens: Annotated[
+        int | None, Parameter(help="With a model folder: tokens per text or prompt.")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, Parameter(help="With a causal model's folder: tokens to generate per prompt.")
     ] = None,
     stage: Annotated[
         str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
@@ -77,7 +79,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
         >>> regauge.plan("run.toml", on="p5.48xlarge:16")
     """
     machines = Machines(on, compare, cheapest, deadline, max_nodes, probe, show_all)
-    purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
+    purpose = Purpose(to_target, serve, predict, slo_ms, lengths, tokens, new_tokens)
     with pause_collection():
         answer = _plan(subject, overrides, stage, machines, purpose, explain=explain)
     return _plan_text.show(answer, as_json=json.is_json)
@@ -92,7 +94,7 @@ def _plan(
     *,
     explain: bool,
 ) -> dict[str, Any]:
-    if purpose.serve is not None or purpose.predict is not None:
+    if purpose.serve is not None or purpose.predict is not None or subject.is_dir():
         return plan_inference(subject, machines, purpose, read_price(overrides, stage))
     _check_training(purpose)
     tables = training_plans.read_tables(subject, overrides, stage)
@@ -103,7 +105,7 @@ def _plan(
 
 
 def _check_training(purpose: Purpose) -> None:
-    for name in ("slo_ms", "lengths"):
+    for name in ("slo_ms", "lengths", "tokens", "new_tokens"):
         if getattr(purpose, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise SettingsError(f"{option} needs --serve or --predict", "add one of them")

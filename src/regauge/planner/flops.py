@@ -31,7 +31,7 @@ def head_flops(shape: ModelShape, head: Head) -> float:
 
 def matmul_flops(shape: ModelShape) -> float:
     """Return training FLOPs per token for the weights in all layers: 6 N."""
-    weights = shape.layers * shape.layer_matmul
+    weights = shape.layers * shape.active_matmul
     return compute_flops(weights, weights)
 
 

@@ -1,7 +1,8 @@
-"""Inference plans for an artifact: machines, buckets, replicas, dollars per million, hours.
+"""Inference plans: machines, batches, replicas, dollars per million, hours.
 
-`export` measured the batch times (`bucket_times.json`). Another chip computes in proportion to its
-data sheet, with a wider interval: the slower of its peak and its bandwidth decides.
+An artifact has batch times measured by `export`. Another chip computes them in proportion to the
+roofline of a weight: FLOPs at its peak and bytes at its bandwidth. A model without an artifact is
+planned from its products (`roofline`). Both have a wider interval.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from regauge.machines.catalog import (
     load_instances,
     missing_price,
 )
-from regauge.machines.machine_rates import load_cores
+from regauge.machines.machine_rates import find_machine, load_cores
 from regauge.machines.settings import Price
 from regauge.planner import intervals
+from regauge.planner.roofline import BYTES, MEMORY_SHARE, find_product_share, place_model
 from regauge.planner.training_job import Estimate
 from regauge.system.errors import SettingsError
-from regauge.system.units import MILLION, SECONDS_PER_HOUR
+from regauge.system.units import GIGA, MILLION, SECONDS_PER_HOUR, TERA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.machines.catalog import CatalogChip, Instance
+    from regauge.planner.model_shape import ModelShape
 
-SAME_CHIP_SPREAD, OTHER_CHIP_SPREAD = 0.1, 0.4
-"""Standard deviation of a time's logarithm, on the measured chip and on another one."""
+SAME_CHIP_SPREAD, OTHER_CHIP_SPREAD, ROOFLINE_SPREAD = 0.1, 0.4, 0.3
+"""Standard deviation of a time's logarithm: measured, on another chip, and by the products."""
 MAX_LOAD = 0.7
 """Share of the time that a server computes; above it, queues grow."""
 BATCHES_PER_ANSWER = 2
@@ -50,19 +53,103 @@ class ShapeTimes(Protocol):
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """An artifact with measured times, and its text lengths."""
+    """What is planned on each machine type, and its text lengths."""
+
+    shapes: tuple[tuple[int, int], ...]
+    """Length and rows for each batch shape."""
+    histogram: tuple[int, ...]
+    """Entry i is the number of texts with i tokens."""
+    price: Price = field(default_factory=Price, kw_only=True)
+    """Region and discounts for catalog prices, or the only machine type's price."""
+
+    @property
+    def obstacle(self) -> SettingsError:
+        """The error if no machine type can be planned."""
+        raise NotImplementedError
+
+    def place(self, instance: Instance, *, is_named: bool) -> Placement | None:
+        """Return the times on a machine type; None if it cannot be planned."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ArtifactRequest(InferenceRequest):
+    """An artifact with measured times."""
 
     times: ShapeTimes
-    shapes: tuple[tuple[int, int], ...]
-    """Measured length and rows for each batch shape."""
     chip: str
     """Chip used in the measurement, as named by the machine."""
     threads: int
     """CPU threads used in the measurement."""
-    histogram: tuple[int, ...]
-    """Entry i is the number of texts with i tokens."""
-    price: Price = field(default_factory=Price)
-    """Region and discounts for catalog prices, or the only machine type's price."""
+
+    @property
+    def obstacle(self) -> SettingsError:
+        problem = f"the chip '{self.chip}' of the artifact is not in the catalog"
+        remedy = "name its machine type with --on, or add it with: regauge catalog import FILE"
+        return SettingsError(problem, remedy)
+
+    def place(self, instance: Instance, *, is_named: bool) -> Placement | None:
+        """Return the measured times, or those that another chip has in proportion.
+
+        A named type has the measured times if the measured chip is unknown.
+        """
+        measured, chip = find_measured_chip(self.chip), load_chips().get(instance.chip)
+        replicas = count_replicas(instance, self.threads)
+        if measured is not None and chip is not None and chip.name == measured.name:
+            return Placement(self.times, replicas, SAME_CHIP_SPREAD, self.shapes)
+        if measured is None:
+            same = Placement(self.times, replicas, OTHER_CHIP_SPREAD, self.shapes)
+            return same if is_named else None
+        if chip is None or not _can_compare(measured, chip):
+            return None
+        scaled = ScaledTimes(self.times, measured, chip)
+        return Placement(scaled, replicas, OTHER_CHIP_SPREAD, self.shapes)
+
+
+@dataclass(frozen=True)
+class ModelRequest(InferenceRequest):
+    """A model that was not measured."""
+
+    shape: ModelShape
+    new_tokens: int = 0
+    """Tokens generated for each text; 0 for encoders."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters, with the output layer of a causal model."""
+        return round(self.shape.parameters("lm" if self.shape.attention.is_causal else "none"))
+
+    @property
+    def obstacle(self) -> SettingsError:
+        gigabytes = BYTES * self.num_parameters / GIGA
+        problem = f"no machine type holds the model's {gigabytes:.3g} GB with one text"
+        return SettingsError(problem, "name larger machine types, or shorten the texts")
+
+    def place(self, instance: Instance, *, is_named: bool) -> Placement | None:  # noqa: ARG002
+        """Return the times by the model's products; None without accelerators or memory.
+
+        As many devices hold a copy of the model as serve the most texts.
+        """
+        if not instance.chips:
+            return None
+        longest = find_quantile_length(self.histogram, 1.0)
+        try:
+            machine = find_machine(instance.name)
+        except SettingsError:  # the memory of its chip is unknown
+            return None
+        placements = [
+            Placement(
+                times,
+                machine.devices // times.devices,
+                ROOFLINE_SPREAD,
+                tuple(shape for shape in self.shapes if times.fits(*shape)),
+            )
+            for times in place_model(self.shape, machine, longest, self.new_tokens)
+        ]
+        return max(placements, key=self._find_rate, default=None)
+
+    def _find_rate(self, placement: Placement) -> float:
+        return placement.replicas / find_row_milliseconds(self, placement)[0]
 
 
 @dataclass(frozen=True)
@@ -77,7 +164,7 @@ class InferenceOption:
     """Rows in the largest batch."""
     rows_per_second: Estimate
     """Rows per second over all machines, fully loaded."""
-    latency_ms: float | None
+    latency_ms: Estimate | None
     """Request milliseconds for the longest usual text (p99 length)."""
     usd_per_million: Estimate
     hours: Estimate | None = None
@@ -97,44 +184,59 @@ def find_measured_chip(text: str) -> CatalogChip | None:
     return None
 
 
+class Placement(NamedTuple):
+    """The times of a request on a machine type."""
+
+    times: ShapeTimes
+    replicas: int
+    spread: float
+    """Standard deviation of a time's logarithm."""
+    shapes: tuple[tuple[int, int], ...]
+    """Batch shapes that the memory holds."""
+
+
 class Placed(NamedTuple):
-    """A machine type for an artifact."""
+    """A machine type for a request."""
 
     instance: Instance
     usd_per_hour: float
-    factor: float
-    """How much longer a batch takes than it was measured."""
-    replicas: int
-    is_measured: bool
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class ScaledTimes:
+    """Measured times on another chip of the same kind."""
+
+    times: ShapeTimes
+    measured: CatalogChip
+    chip: CatalogChip
+
+    def milliseconds(self, length: int, rows: int) -> float:
+        """Return the measured milliseconds, times the ratio of both chips' rooflines."""
+        before, after = (
+            _weight_seconds(chip, length * rows) for chip in (self.measured, self.chip)
+        )
+        return self.times.milliseconds(length, rows) * after / before
 
 
 def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> list[Placed]:
     """Return the machine types that can be planned, or the named ones.
 
-    The measured chip has factor 1, and so does a named type if the measured chip is unknown. Types
-    without a price are left out. Raises SettingsError if nothing can be planned, or if a named type
-    lacks a price.
+    Types without a price are left out. Raises SettingsError if nothing can be planned, or if a
+    named type lacks a price.
     """
-    measured = find_measured_chip(request.chip)
     instances = [find_instance(name, "--on") for name in names] or list(load_instances().values())
-    placements = []
+    placements, region = [], request.price.region
     for instance in instances:
-        chip = load_chips().get(instance.chip)
-        is_measured = measured is not None and chip is not None and chip.name == measured.name
-        factor = 1.0 if is_measured or (names and measured is None) else None
-        if factor is None and measured is not None and chip is not None:
-            factor = _compare_chips(measured, chip)
         price = _find_price(instance, request.price)
         if price is None and names:
-            raise missing_price(request.price.region, instance.name)
-        if factor is None or price is None:
-            continue
-        replicas = count_replicas(instance, request.threads)
-        placements.append(Placed(instance, price, factor, replicas, is_measured))
+            raise missing_price(region, instance.name)
+        placement = request.place(instance, is_named=bool(names))
+        if placement is not None and price is not None:
+            placements.append(Placed(instance, price, placement))
     if not placements:
-        problem = f"the chip '{request.chip}' of the artifact is not in the catalog"
-        remedy = "name its machine type with --on, or add it with: regauge catalog import FILE"
-        raise SettingsError(problem, remedy)
+        has_prices = any(_find_price(item, request.price) is not None for item in instances)
+        raise request.obstacle if has_prices else missing_price(region)
     return placements
 
 
@@ -145,20 +247,18 @@ def count_replicas(instance: Instance, threads: int) -> int:
     return max((instance.vcpus or 1) // max(threads, 1), 1)
 
 
-def _compare_chips(measured: CatalogChip, chip: CatalogChip) -> float | None:
-    """Return how much longer a chip computes than the measured one; None if a peak is unknown.
+def _can_compare(measured: CatalogChip, chip: CatalogChip) -> bool:
+    """Return whether two chips are of the same kind, and their peaks are known."""
+    is_same_kind = (measured.vendor == NO_VENDOR) == (chip.vendor == NO_VENDOR)
+    return is_same_kind and _find_peak(measured) is not None and _find_peak(chip) is not None
 
-    Cores are compared, if a chip has several. A processor and an accelerator are not compared.
-    """
-    if (measured.vendor == NO_VENDOR) != (chip.vendor == NO_VENDOR):
-        return None
-    before, after = _find_peak(measured), _find_peak(chip)
-    if before is None or after is None:
-        return None
-    ratio = before / after
-    if measured.bandwidth_gb_per_s and chip.bandwidth_gb_per_s:
-        ratio = max(ratio, measured.bandwidth_gb_per_s / chip.bandwidth_gb_per_s)
-    return ratio * load_cores().get(chip.name, 1) / load_cores().get(measured.name, 1)
+
+def _weight_seconds(chip: CatalogChip, tokens: int) -> float:
+    """Return a core's time for one bf16 weight in a product of some tokens, by its roofline."""
+    peak = (_find_peak(chip) or math.inf) * TERA / load_cores().get(chip.name, 1)
+    compute = 2 * tokens / (find_product_share(chip.name) * peak)
+    bandwidth = (chip.bandwidth_gb_per_s or math.inf) * GIGA
+    return math.hypot(compute, 2 / (MEMORY_SHARE * bandwidth))
 
 
 def _find_peak(chip: CatalogChip) -> float | None:
@@ -166,20 +266,22 @@ def _find_peak(chip: CatalogChip) -> float | None:
 
 
 def plan_prediction(
-    request: InferenceRequest, num_rows: int, names: Sequence[str] = ()
+    request: InferenceRequest, num_rows: int | None, names: Sequence[str] = ()
 ) -> list[InferenceOption]:
     """Return single machines for batch inference on a number of rows, cheapest first.
 
-    Hours and dollars are for all rows; several machines divide the hours, not the dollars.
+    Hours and dollars are for all rows, if their number is known; several machines divide the hours,
+    not the dollars.
     """
-    milliseconds, rows = find_row_milliseconds(request)
     options = []
     for placed in list_placements(request, names):
-        rate = 1000 / (milliseconds * placed.factor) * placed.replicas * HOST_SHARE
+        milliseconds, rows = find_row_milliseconds(request, placed.placement)
+        rate = 1000 / milliseconds * placed.placement.replicas * HOST_SHARE
         option = _build_option(placed, 1, rows, rate)
-        hours = option.rows_per_second.invert(num_rows / SECONDS_PER_HOUR)
-        usd = hours.scale(placed.usd_per_hour)
-        options.append(replace(option, hours=hours, usd=usd))
+        if num_rows is not None:
+            hours = option.rows_per_second.invert(num_rows / SECONDS_PER_HOUR)
+            option = replace(option, hours=hours, usd=hours.scale(placed.usd_per_hour))
+        options.append(option)
     return sorted(options, key=lambda option: option.usd_per_million.p50)
 
 
@@ -188,37 +290,35 @@ def plan_serving(
 ) -> list[InferenceOption]:
     """Return machines that serve `rate` requests per second within `slo_ms`, the cheapest first.
 
-    The batch is the largest one with which the p99 length meets the limit. Raises SettingsError if
-    no machine type meets it, with the shortest time.
+    The batch is the largest one with which the p99 length meets the limit at p90. The machines
+    suffice at the p10 of their capacity; the dollars of p50 and p10 are those of fewer machines.
+    Raises SettingsError if no machine type meets the limit, with the shortest time.
     """
     options, fastest = [], math.inf
     longest = find_quantile_length(request.histogram, 0.99)
     for placed in list_placements(request, names):
-        spread = _find_spread(placed)
-        worst = intervals.estimate(placed.factor, spread).p90 * BATCHES_PER_ANSWER
-        fastest = min(fastest, request.times.milliseconds(longest, 1) * worst)
-        sizes = [
-            rows
-            for rows in list_batch_rows(request)
-            if request.times.milliseconds(longest, rows) * worst <= slo_ms
-        ]
+        placement = placed.placement
+
+        def answer(rows: int, placement: Placement = placement) -> Estimate:
+            milliseconds = placement.times.milliseconds(longest, rows) * BATCHES_PER_ANSWER
+            return intervals.estimate(milliseconds, placement.spread)
+
+        fastest = min(fastest, answer(1).p90)
+        sizes = [rows for _, rows in placement.shapes if answer(rows).p90 <= slo_ms]
         if not sizes:
             continue
-        milliseconds, rows = find_row_milliseconds(request, max(sizes))
-        capacity = 1000 / (milliseconds * placed.factor) * placed.replicas * MAX_LOAD
-        count = math.ceil(rate / intervals.estimate(capacity, spread).p10)
-        option = _build_option(placed, count, rows, capacity)
-        latency = request.times.milliseconds(longest, rows) * placed.factor * BATCHES_PER_ANSWER
-        usd = placed.usd_per_hour * count / SECONDS_PER_HOUR / rate * MILLION
-        options.append(replace(option, latency_ms=latency, usd_per_million=Estimate(usd, usd, usd)))
+        milliseconds, rows = find_row_milliseconds(request, placement, max(sizes))
+        capacity = 1000 / milliseconds * placement.replicas * MAX_LOAD
+        one = intervals.estimate(capacity, placement.spread)
+        counts = [math.ceil(rate / value) for value in (one.p90, one.p50, one.p10)]
+        option = _build_option(placed, counts[-1], rows, capacity)
+        dollars = placed.usd_per_hour / SECONDS_PER_HOUR / rate * MILLION
+        usd = Estimate(*(dollars * count for count in counts))
+        options.append(replace(option, latency_ms=answer(max(sizes)), usd_per_million=usd))
     if not options:
         problem = f"no machine type answers within {slo_ms:g} ms"
         raise SettingsError(problem, f"allow {fastest:.3g} ms, or export a faster artifact")
-    return sorted(options, key=lambda option: (option.usd_per_million.p50, option.count))
-
-
-def _find_spread(placed: Placed) -> float:
-    return SAME_CHIP_SPREAD if placed.is_measured else OTHER_CHIP_SPREAD
+    return sorted(options, key=lambda option: (option.usd_per_million.p90, option.count))
 
 
 def _find_price(instance: Instance, settings: Price) -> float | None:
@@ -231,42 +331,34 @@ def _find_price(instance: Instance, settings: Price) -> float | None:
 
 def _build_option(placed: Placed, count: int, rows: int, rate: float) -> InferenceOption:
     """Return an option with `count` machines, each with a rate in rows per second."""
-    estimate = intervals.estimate(rate, _find_spread(placed))
+    estimate = intervals.estimate(rate, placed.placement.spread)
     price = placed.usd_per_hour
     return InferenceOption(
         instance=placed.instance,
         usd_per_hour=price,
         count=count,
-        replicas=placed.replicas,
+        replicas=placed.placement.replicas,
         rows=rows,
         rows_per_second=estimate.scale(count),
         latency_ms=None,
         usd_per_million=estimate.invert(price / SECONDS_PER_HOUR * MILLION),
-        is_measured=placed.is_measured,
+        is_measured=placed.placement.spread == SAME_CHIP_SPREAD,
     )
 
 
-def list_batch_rows(request: InferenceRequest) -> list[int]:
-    """Return the measured batch row counts, in rising order."""
-    return sorted({rows for _, rows in request.shapes})
-
-
-def list_lengths(request: InferenceRequest) -> list[int]:
-    return sorted({length for length, _ in request.shapes})
-
-
 def find_row_milliseconds(
-    request: InferenceRequest, max_rows: int | None = None
+    request: InferenceRequest, placement: Placement, max_rows: int | None = None
 ) -> tuple[float, int]:
     """Return mean milliseconds per row, and the best batch's row count.
 
-    Each text is padded to the next measured length. A batch has at most `max_rows` rows, and a row
-    count measured for its length unless all of those are larger: another shape's time is an
-    estimate, which may be lower than each measured one.
+    Each text is padded to the next length of a batch. A batch has at most `max_rows` rows, and a
+    row count of its length unless all of those are larger: another shape's time is an estimate,
+    which may be lower than each measured one.
     """
-    lengths = list_lengths(request)
+    shapes, times = placement.shapes, placement.times
+    lengths = sorted({length for length, _ in shapes})
     limit = math.inf if max_rows is None else max_rows
-    small = [rows for rows in list_batch_rows(request) if rows <= limit]
+    small = [rows for rows in sorted({rows for _, rows in shapes}) if rows <= limit]
     counts = dict.fromkeys(lengths, 0)
     for length, count in enumerate(request.histogram):
         if count:
@@ -275,9 +367,9 @@ def find_row_milliseconds(
     total, best_rows = 0.0, 1
     for length, count in counts.items():
         if count:
-            sizes = [rows for rows in small if (length, rows) in request.shapes] or small
-            best = min(sizes, key=lambda rows: request.times.milliseconds(length, rows) / rows)
-            total += count * request.times.milliseconds(length, best) / best
+            sizes = [rows for rows in small if (length, rows) in shapes] or small
+            best = min(sizes, key=lambda rows: times.milliseconds(length, rows) / rows)
+            total += count * times.milliseconds(length, best) / best
             best_rows = max(best_rows, best)
     return total / sum(counts.values()), best_rows
 
@@ -290,3 +382,13 @@ def find_quantile_length(histogram: Sequence[int], share: float) -> int:
         if covered >= limit:
             return max(length, 1)
     return max(len(histogram) - 1, 1)
+
+
+def find_mean_length(histogram: Sequence[int]) -> float:
+    """Return the mean number of tokens of the texts."""
+    return sum(length * count for length, count in enumerate(histogram)) / sum(histogram)
+
+
+def list_powers(limit: int) -> list[int]:
+    """Return the powers of 2 up to a limit."""
+    return [2**power for power in range(limit.bit_length())] if limit > 0 else []

@@ -56,6 +56,10 @@ class ModelShape:
     attention: AttentionShape
     is_gated: bool = False
     """The feed-forward layer has two input matrices (SwiGLU, GeGLU)."""
+    experts: int = 1
+    """Feed-forward layers beside each other in a layer (mixture of experts)."""
+    active_experts: int = 1
+    """Those that a token passes."""
     embedding_width: int = 0
     """Token embedding width; 0 if it is the hidden width."""
     embedding_parameters: int = 0
@@ -72,9 +76,24 @@ class ModelShape:
 
     @property
     def layer_matmul(self) -> int:
-        """One layer's parameters used in matrix products."""
+        """One layer's parameters in matrices, with all experts."""
+        return self.used_matmul(self.experts)
+
+    @property
+    def active_matmul(self) -> int:
+        """One layer's parameters used in a token's matrix products."""
+        return self.used_matmul(1)
+
+    def used_matmul(self, tokens: int) -> int:
+        """Return one layer's matrix parameters that some tokens use, each with other experts."""
         attention = self.hidden * (2 * self.attention.width + 2 * self.attention.kv_width)
-        return attention + (3 if self.is_gated else 2) * self.hidden * self.ffn
+        expert = (3 if self.is_gated else 2) * self.hidden * self.ffn
+        return attention + expert * min(self.experts, tokens * self.active_experts)
+
+    def cache_bytes(self, context: float, value_bytes: int) -> float:
+        """Return the bytes of a row's keys and values for `context` tokens in all layers."""
+        values = 2 * self.attention.kv_width * self.attention_span(math.ceil(context))
+        return self.layers * values * value_bytes
 
     @property
     def layer_parameters(self) -> int:

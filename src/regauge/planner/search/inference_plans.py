@@ -1,25 +1,30 @@
-"""Plans for an artifact in the verb `plan`: a server, or batch inference."""
+"""Inference plans in the verb `plan`, for an artifact or a model: a server, or batch inference."""
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
 from regauge.config import Settings
 from regauge.inference.export.artifact import open_unchecked
 from regauge.inference.export.bucket_times import read_bucket_times
+from regauge.inference.export.manifest import MANIFEST
 from regauge.machines.settings import Price
 from regauge.planner import inference_plan, intervals
-from regauge.planner.inference_plan import InferenceOption, InferenceRequest
+from regauge.planner.inference_plan import ArtifactRequest, InferenceOption, ModelRequest
+from regauge.planner.model_shape import shape_from_config
 from regauge.planner.run_plans.plan_document import (
     describe_estimate,
     list_price_warnings,
-    round_digits,
 )
 from regauge.planner.run_plans.prepared_data import read_histogram
 from regauge.planner.search.select_machines import expand_chips
-from regauge.system.errors import SettingsError
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.hub import CONFIG, final_model_dir, resolve_model
+from regauge.system.json_files import read_json
+from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +32,12 @@ if TYPE_CHECKING:
 
     from regauge.planner.search.plan_options import Machines, Purpose
 
-DEFAULT_SLO_MS = 1000.0
+DEFAULT_SLO_MS, LONG_SLO_MS = 1000.0, 60_000.0
+"""Milliseconds allowed per request if none are set: for one pass, and for generation."""
+DEFAULT_TOKENS = 512
+MAX_ROWS = 512
 MAX_LISTED = 10
+ROOFLINE_NOTE = "no measurement of the model: its times follow from its products and memory traffic"
 
 
 class PricedExecution(Settings):
@@ -48,30 +57,43 @@ class PricedRun(Settings):
 def plan_inference(
     folder: Path, machines: Machines, purpose: Purpose, price: Price
 ) -> dict[str, Any]:
-    """Return machines for an artifact, ranked by dollars, with buckets and replicas.
+    """Return machines for an artifact or a model, ranked by dollars, with batches and replicas.
 
     Raises SettingsError for options that contradict each other, and if nothing meets the limits.
     """
     _check_purpose(machines, purpose)
-    request, notes = read_artifact(folder, purpose.lengths, price)
+    request: ArtifactRequest | ModelRequest
+    if (final_model_dir(str(folder)) / CONFIG).is_file() and not (folder / MANIFEST).is_file():
+        request, notes = read_model(folder, purpose, price)
+        shape = request.shape
+        answer: dict[str, Any] = {
+            "model": f"{shape.family}, {format_count(request.num_parameters, 'parameter')}",
+            "tokens": f"{len(request.histogram) - 1} per text, {request.new_tokens} generated",
+        }
+    else:
+        _check_lengths(purpose)
+        request, notes = read_artifact(folder, purpose.lengths, price)
+        answer = {
+            "measured_on": f"{request.chip}, {request.threads} threads",
+            "buckets": [f"{rows} x {length}" for length, rows in request.shapes],
+        }
     text = machines.on or machines.compare or ""
     names = expand_chips(text) if text else []
-    answer: dict[str, Any] = {
-        "measured_on": f"{request.chip}, {request.threads} threads",
-        "buckets": [f"{rows} x {length}" for length, rows in request.shapes],
-    }
     if purpose.serve is not None:
-        limit = purpose.slo_ms or DEFAULT_SLO_MS
+        limit = purpose.slo_ms or (DEFAULT_SLO_MS if not purpose.new_tokens else LONG_SLO_MS)
         options = inference_plan.plan_serving(request, purpose.serve, limit, names)
         answer |= {"requests_per_second": purpose.serve, "slo_ms": limit}
         if purpose.slo_ms is None:
             notes.append(f"--slo-ms is not set: {limit:g} ms is assumed")
     else:
-        options = inference_plan.plan_prediction(request, purpose.predict or 0, names)
+        options = inference_plan.plan_prediction(request, purpose.predict, names)
         answer["rows"] = purpose.predict
     listed = options if machines.show_all else options[:MAX_LISTED]
-    answer |= {"options": _rank(listed), "more_options": len(options) - len(listed)}
-    if not all(option.is_measured for option in listed):
+    tokens = 0.0
+    if isinstance(request, ModelRequest):
+        tokens = request.new_tokens or inference_plan.find_mean_length(request.histogram)
+    answer |= {"options": _rank(listed, tokens), "more_options": len(options) - len(listed)}
+    if not tokens and not all(option.is_measured for option in listed):
         notes.append("times of a chip that is not the measured one follow from its data sheet")
     prices = [(option.instance.name, option.usd_per_hour) for option in listed]
     today = dt.datetime.now(dt.UTC).date()
@@ -101,18 +123,20 @@ def _check_purpose(machines: Machines, purpose: Purpose) -> None:
     if machines.deadline is not None or (machines.on and machines.compare):
         option = "--deadline" if machines.deadline else "--compare"
         raise SettingsError(f"{option} has no effect on this plan", "remove it")
-    for name in ("serve", "predict", "slo_ms"):
+    for name in ("serve", "predict", "slo_ms", "tokens", "new_tokens"):
         value = getattr(purpose, name)
         if value is not None and value <= 0:
             option = f"--{name.replace('_', '-')}"
             raise SettingsError(f"{option} {value:g} is not positive", "use a positive number")
+    if purpose.tokens is not None and purpose.lengths is not None:
+        raise SettingsError("--tokens and --lengths contradict each other", "use one of them")
     if purpose.slo_ms is not None and purpose.serve is None:
         raise SettingsError("--slo-ms has no effect on --predict", "remove it")
 
 
 def read_artifact(
     folder: Path, lengths: Path | None, price: Price
-) -> tuple[InferenceRequest, list[str]]:
+) -> tuple[ArtifactRequest, list[str]]:
     """Return an artifact with measured times and text lengths, and notes.
 
     Without a dataset, every text has the longest measured length. Raises SettingsError if the
@@ -129,18 +153,64 @@ def read_artifact(
         notes.append(f"every text is planned with {longest} tokens: name a dataset with --lengths")
     else:
         histogram = read_histogram(lengths)
-    request = InferenceRequest(times, shapes, times.chip, times.threads, tuple(histogram), price)
+    request = ArtifactRequest(
+        shapes, tuple(histogram), times, times.chip, times.threads, price=price
+    )
     return request, notes
 
 
-def _rank(options: Sequence[InferenceOption]) -> list[dict[str, Any]]:
+def read_model(folder: Path, purpose: Purpose, price: Price) -> tuple[ModelRequest, list[str]]:
+    """Return a model folder's request, with one length or a dataset's lengths, and notes.
+
+    Raises SettingsError for a model type that the planner does not know, for too many tokens, and
+    for an encoder that would generate tokens.
+    """
+    folder = resolve_model(str(folder), fetch=False)
+    config = read_json(folder / CONFIG, "copy the folder again")
+    try:
+        shape = shape_from_config(config)
+    except DataError as error:
+        raise SettingsError(error.problem, error.remedy) from None
+    new_tokens = purpose.new_tokens or 0
+    if new_tokens and not shape.attention.is_causal:
+        raise SettingsError(f"a {shape.family} encodes texts", "remove --new-tokens")
+    limit = config.get("max_position_embeddings") or config.get("n_positions") or math.inf
+    tokens = purpose.tokens or min(DEFAULT_TOKENS, limit)
+    histogram = (
+        [*[0] * int(tokens), 1] if purpose.lengths is None else read_histogram(purpose.lengths)
+    )
+    longest = len(histogram) - 1 + new_tokens
+    if longest > limit:
+        raise SettingsError(f"{longest} tokens are more than the model's {limit}", "plan fewer")
+    notes = [ROOFLINE_NOTE]
+    if purpose.lengths is None and purpose.tokens is None:
+        notes.append(f"every text is planned with {tokens} tokens: set --tokens or --lengths")
+    if shape.attention.is_causal and not new_tokens:
+        notes.append("the plan is for one pass over each text: set --new-tokens to generate")
+    lengths = sorted({*inference_plan.list_powers(len(histogram) - 2), len(histogram) - 1})
+    shapes = tuple(
+        (size, rows) for size in lengths for rows in inference_plan.list_powers(MAX_ROWS)
+    )
+    return ModelRequest(shapes, tuple(histogram), shape, new_tokens, price=price), notes
+
+
+def _check_lengths(purpose: Purpose) -> None:
+    """Raise SettingsError for options of a model folder."""
+    for name in ("tokens", "new_tokens"):
+        if getattr(purpose, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            problem = f"{option} has no effect on the plan of an artifact"
+            raise SettingsError(problem, "remove it, or name a model folder")
+
+
+def _rank(options: Sequence[InferenceOption], tokens: float) -> list[dict[str, Any]]:
     """Return table rows; options whose costs overlap with the first in a group are ties."""
     rows: list[dict[str, Any]] = []
     first: InferenceOption | None = None
     for option in options:
         if first is None or not _is_tie(first, option):
             first, rank = option, len(rows) + 1
-        rows.append({"rank": rank} | _describe(option))
+        rows.append({"rank": rank} | _describe(option, tokens))
     return rows
 
 
@@ -148,16 +218,18 @@ def _is_tie(first: InferenceOption, second: InferenceOption) -> bool:
     return intervals.overlaps(first.usd_per_million, second.usd_per_million)
 
 
-def _describe(option: InferenceOption) -> dict[str, Any]:
+def _describe(option: InferenceOption, tokens: float) -> dict[str, Any]:
+    """Return a table row; a row of a model has `tokens` tokens, which are counted."""
     row: dict[str, Any] = {
         "machines": f"{option.count} x {option.instance.name}",
         "replicas": option.replicas,
         "batch_rows": option.rows,
     }
-    if option.latency_ms is not None:
-        row["latency_ms"] = round_digits(option.latency_ms, 3)
-    estimates = {
-        "rows_per_second": option.rows_per_second,
+    estimates = {"latency_ms": option.latency_ms, "rows_per_second": option.rows_per_second}
+    if tokens:
+        estimates["tokens_per_second"] = option.rows_per_second.scale(tokens)
+        estimates["usd_per_million_tokens"] = option.usd_per_million.scale(1 / tokens)
+    estimates |= {
         "usd_per_million": option.usd_per_million,
         "hours": option.hours,
         "usd": option.usd,
@@ -165,4 +237,4 @@ def _describe(option: InferenceOption) -> dict[str, Any]:
     for name, estimate in estimates.items():
         if (values := describe_estimate(estimate)) is not None:
             row |= {name: values["p50"], f"{name}_p10": values["p10"], f"{name}_p90": values["p90"]}
-    return row | {"measured": option.is_measured}
+    return row if tokens else row | {"measured": option.is_measured}

@@ -45,3 +45,7 @@ class Purpose:
     """Milliseconds allowed per request."""
     lengths: Path | None = None
     """Prepared dataset folder with the text lengths."""
+    tokens: int | None = None
+    """Tokens per text, without a dataset."""
+    new_tokens: int | None = None
+    """Tokens that a causal model generates for each text."""

@@ -323,6 +323,10 @@ def test_machines_are_found_by_their_chips(
         ((LLAMA, "--on", "p5.48xlarge", "modl.x=1"), "did you mean 'model'"),
         ((LLAMA, "--on", "p5.48xlarge", "model.architecture=lama"), "did you mean 'llama'"),
         (
+            (LLAMA, "--on", "p5.48xlarge", "model.architecture=mixtral"),
+            "Regauge does not train this way: 'mixtral' is a mixture of experts",
+        ),
+        (
             (LLAMA, "--on", "p5.48xlarge", RANK_WITHOUT_TEXTS),
             "a task 'rank' without texts has none",
         ),

@@ -32,6 +32,8 @@ class AttentionShape:
     window: int | None = None
     """Positions that a sliding layer attends to; None without sliding layers."""
     sliding_layers: int = 0
+    extra_positions: int = 0
+    """Relative positions that a query is multiplied with, besides the tokens (DeBERTa)."""
 
     @property
     def width(self) -> int:
@@ -117,7 +119,7 @@ class ModelShape:
         """
         window = self.attention.window
         if window is None or not self.layers:
-            return float(length)
+            return float(length + self.attention.extra_positions)
         share = self.attention.sliding_layers / self.layers
         return (1 - share) * length + share * min(window, length)
 
@@ -127,13 +129,19 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
 
     Raises DataError if the model type is unknown, or if a size is missing.
     """
+    from regauge.planner.other_shapes import OTHER_FAMILIES
+
+    if isinstance(text := config.get("text_config"), dict):  # texts pass only this part
+        config = text
     kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
+    if kind not in FAMILIES and kind not in OTHER_FAMILIES:
         raise DataError(
             f"the planner does not know the model type '{kind}'",
-            did_you_mean(kind, sorted(FAMILIES)),
+            did_you_mean(kind, sorted({*FAMILIES, *OTHER_FAMILIES})),
         )
     try:
+        if kind in OTHER_FAMILIES:
+            return OTHER_FAMILIES[kind](config)
         weights = list_weights(config, ModelHead("causal" if kind in CAUSAL else "masked"))
         return _describe_shape(config, weights)
     except KeyError as error:

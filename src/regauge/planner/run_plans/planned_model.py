@@ -9,6 +9,7 @@ from regauge.models import weight_shapes
 from regauge.models.default_sizes import DEFAULT_SIZES
 from regauge.models.io_spec import ModelHead
 from regauge.planner.model_shape import shape_from_config
+from regauge.planner.other_shapes import find_obstacle
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.hub import CONFIG, resolve_model
 from regauge.system.json_files import read_json
@@ -47,6 +48,8 @@ def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | Non
     architecture that the planner does not know, and if the vocabulary is unknown.
     """
     values = _read_config(run.model, vocab_size)
+    if (obstacle := find_obstacle(str(values.get("model_type")))) is not None:
+        raise SettingsError(obstacle, "plan its inference: regauge plan FOLDER --predict 1000000")
     try:
         shape = shape_from_config(values)
         if _is_untied(run.model, values):

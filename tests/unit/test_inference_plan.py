@@ -163,7 +163,7 @@ def test_a_causal_model_generates_tokens(
         (("--tokens", "0"), "--tokens 0 is not positive"),
         (("--serve", "5", "--slo-ms", "0.001"), "no machine type answers"),
         (("execution.price.region=ap-east-7",), "no price in ap-east-7"),
-        (("--on", "c7i.xlarge"), "no machine type holds"),
+        (("--on", "c7i.xlarge"), "no accelerator of known speed holds"),
     ],
 )
 def test_refused_plans_of_a_model(

@@ -122,8 +122,8 @@ class ModelRequest(InferenceRequest):
     @property
     def obstacle(self) -> SettingsError:
         gigabytes = BYTES * self.num_parameters / GIGA
-        problem = f"no machine type holds the model's {gigabytes:.3g} GB with one text"
-        return SettingsError(problem, "name larger machine types, or shorten the texts")
+        problem = f"no accelerator of known speed holds the model's {gigabytes:.3g} GB and one text"
+        return SettingsError(problem, "name other machine types, or shorten the texts")
 
     def place(self, instance: Instance, *, is_named: bool) -> Placement | None:  # noqa: ARG002
         """Return the times by the model's products; None without accelerators or memory.

@@ -68,7 +68,8 @@ def plan_inference(
         shape = request.shape
         answer: dict[str, Any] = {
             "model": f"{shape.family}, {format_count(request.num_parameters, 'parameter')}",
-            "tokens": f"{len(request.histogram) - 1} per text, {request.new_tokens} generated",
+            "tokens": f"{len(request.histogram) - 1} per text at most",
+            "new_tokens": request.new_tokens,
         }
     else:
         _check_lengths(purpose)

@@ -50,21 +50,15 @@ def main(  # noqa: PLR0913 - the flags of the command line
     lengths: Annotated[
         Path | None, Parameter(help="With --serve, --predict: a prepared dataset with lengths.")
     ] = None,
-    tokens: Annotated[
-        int | None, Parameter(help="With a model folder: tokens per text or prompt.")
-    ] = None,
-    new_tokens: Annotated[
-        int | None, Parameter(help="With a causal model's folder: tokens to generate per prompt.")
-    ] = None,
+    tokens: Annotated[int | None, Parameter(help="Tokens per text of a model folder.")] = None,
+    new_tokens: Annotated[int | None, Parameter(help="Tokens to generate per text.")] = None,
     stage: Annotated[
         str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
     ] = None,
     probe: Annotated[
         bool, Parameter(help="Measure 20 steps on this machine first, and plan the run on it.")
     ] = False,
-    show_all: Annotated[
-        bool, Parameter(name="--all", help="List all options in a search.")
-    ] = False,
+    show_all: Annotated[bool, Parameter(name="--all", help="List all options.")] = False,
     explain: Annotated[
         bool, Parameter(help="Print each formula with its numbers, and the nearest measured rows.")
     ] = False,

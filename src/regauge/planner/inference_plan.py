@@ -1,7 +1,7 @@
 """Inference plans: machines, batches, replicas, dollars per million, hours.
 
-An artifact has batch times measured by `export`. Another chip computes them in proportion to the
-roofline of a weight: FLOPs at its peak and bytes at its bandwidth. A model without an artifact is
+An artifact has batch times measured by `export`. Another chip computes them in proportion to one
+weight's roofline: FLOPs at its peak and bytes at its bandwidth. A model without an artifact is
 planned from its products (`roofline`). Both have a wider interval.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from regauge.planner.model_shape import ModelShape
 
 SAME_CHIP_SPREAD, OTHER_CHIP_SPREAD, ROOFLINE_SPREAD = 0.1, 0.4, 0.3
-"""Standard deviation of a time's logarithm: measured, on another chip, and by the products."""
+"""Standard deviation for a time's logarithm: measured, on another chip, and by products."""
 MAX_LOAD = 0.7
 """Share of the time that a server computes; above it, queues grow."""
 BATCHES_PER_ANSWER = 2
@@ -67,7 +67,7 @@ class InferenceRequest:
         """The error if no machine type can be planned."""
         raise NotImplementedError
 
-    def place(self, instance: Instance, *, is_named: bool) -> Placement | None:
+    def place(self, instance: Instance, *, is_named: bool) -> MachineTimes | None:
         """Return the times on a machine type; None if it cannot be planned."""
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class ArtifactRequest(InferenceRequest):
         remedy = "name its machine type with --on, or add it with: regauge catalog import FILE"
         return SettingsError(problem, remedy)
 
-    def place(self, instance: Instance, *, is_named: bool) -> Placement | None:
+    def place(self, instance: Instance, *, is_named: bool) -> MachineTimes | None:
         """Return the measured times, or those that another chip has in proportion.
 
         A named type has the measured times if the measured chip is unknown.
@@ -96,14 +96,14 @@ class ArtifactRequest(InferenceRequest):
         measured, chip = find_measured_chip(self.chip), load_chips().get(instance.chip)
         replicas = count_replicas(instance, self.threads)
         if measured is not None and chip is not None and chip.name == measured.name:
-            return Placement(self.times, replicas, SAME_CHIP_SPREAD, self.shapes)
+            return MachineTimes(self.times, replicas, SAME_CHIP_SPREAD, self.shapes)
         if measured is None:
-            same = Placement(self.times, replicas, OTHER_CHIP_SPREAD, self.shapes)
+            same = MachineTimes(self.times, replicas, OTHER_CHIP_SPREAD, self.shapes)
             return same if is_named else None
         if chip is None or not _can_compare(measured, chip):
             return None
         scaled = ScaledTimes(self.times, measured, chip)
-        return Placement(scaled, replicas, OTHER_CHIP_SPREAD, self.shapes)
+        return MachineTimes(scaled, replicas, OTHER_CHIP_SPREAD, self.shapes)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ModelRequest(InferenceRequest):
 
     @property
     def num_parameters(self) -> int:
-        """Parameters, with the output layer of a causal model."""
+        """Parameters, with a causal model's output layer."""
         return round(self.shape.parameters("lm" if self.shape.attention.is_causal else "none"))
 
     @property
@@ -125,10 +125,10 @@ class ModelRequest(InferenceRequest):
         problem = f"no accelerator of known speed holds the model's {gigabytes:.3g} GB and one text"
         return SettingsError(problem, "name other machine types, or shorten the texts")
 
-    def place(self, instance: Instance, *, is_named: bool) -> Placement | None:  # noqa: ARG002
+    def place(self, instance: Instance, *, is_named: bool) -> MachineTimes | None:  # noqa: ARG002
         """Return the times by the model's products; None without accelerators or memory.
 
-        As many devices hold a copy of the model as serve the most texts.
+        As many devices hold a copy as serve the most texts.
         """
         if not instance.chips:
             return None
@@ -138,7 +138,7 @@ class ModelRequest(InferenceRequest):
         except SettingsError:  # the memory of its chip is unknown
             return None
         placements = [
-            Placement(
+            MachineTimes(
                 times,
                 machine.devices // times.devices,
                 ROOFLINE_SPREAD,
@@ -148,7 +148,7 @@ class ModelRequest(InferenceRequest):
         ]
         return max(placements, key=self._find_rate, default=None)
 
-    def _find_rate(self, placement: Placement) -> float:
+    def _find_rate(self, placement: MachineTimes) -> float:
         return placement.replicas / find_row_milliseconds(self, placement)[0]
 
 
@@ -184,13 +184,13 @@ def find_measured_chip(text: str) -> CatalogChip | None:
     return None
 
 
-class Placement(NamedTuple):
-    """The times of a request on a machine type."""
+class MachineTimes(NamedTuple):
+    """A request's times on a machine type."""
 
     times: ShapeTimes
     replicas: int
     spread: float
-    """Standard deviation of a time's logarithm."""
+    """Standard deviation for a time's logarithm."""
     shapes: tuple[tuple[int, int], ...]
     """Batch shapes that the memory holds."""
 
@@ -200,19 +200,19 @@ class Placed(NamedTuple):
 
     instance: Instance
     usd_per_hour: float
-    placement: Placement
+    placement: MachineTimes
 
 
 @dataclass(frozen=True)
 class ScaledTimes:
-    """Measured times on another chip of the same kind."""
+    """Measured times on another similar chip."""
 
     times: ShapeTimes
     measured: CatalogChip
     chip: CatalogChip
 
     def milliseconds(self, length: int, rows: int) -> float:
-        """Return the measured milliseconds, times the ratio of both chips' rooflines."""
+        """Return the measured milliseconds, times both rooflines' ratio."""
         before, after = (
             _weight_seconds(chip, length * rows) for chip in (self.measured, self.chip)
         )
@@ -248,13 +248,13 @@ def count_replicas(instance: Instance, threads: int) -> int:
 
 
 def _can_compare(measured: CatalogChip, chip: CatalogChip) -> bool:
-    """Return whether two chips are of the same kind, and their peaks are known."""
+    """Return whether two chips are both processors or both not, with known peaks."""
     is_same_kind = (measured.vendor == NO_VENDOR) == (chip.vendor == NO_VENDOR)
     return is_same_kind and _find_peak(measured) is not None and _find_peak(chip) is not None
 
 
 def _weight_seconds(chip: CatalogChip, tokens: int) -> float:
-    """Return a core's time for one bf16 weight in a product of some tokens, by its roofline."""
+    """Return a core's time for one bf16 weight in a product with some tokens."""
     peak = (_find_peak(chip) or math.inf) * TERA / load_cores().get(chip.name, 1)
     compute = 2 * tokens / (find_product_share(chip.name) * peak)
     bandwidth = (chip.bandwidth_gb_per_s or math.inf) * GIGA
@@ -291,7 +291,7 @@ def plan_serving(
     """Return machines that serve `rate` requests per second within `slo_ms`, the cheapest first.
 
     The batch is the largest one with which the p99 length meets the limit at p90. The machines
-    suffice at the p10 of their capacity; the dollars of p50 and p10 are those of fewer machines.
+    suffice at their capacity's p10; the dollars for p50 and p10 are for fewer machines.
     Raises SettingsError if no machine type meets the limit, with the shortest time.
     """
     options, fastest = [], math.inf
@@ -299,7 +299,7 @@ def plan_serving(
     for placed in list_placements(request, names):
         placement = placed.placement
 
-        def answer(rows: int, placement: Placement = placement) -> Estimate:
+        def answer(rows: int, placement: MachineTimes = placement) -> Estimate:
             milliseconds = placement.times.milliseconds(longest, rows) * BATCHES_PER_ANSWER
             return intervals.estimate(milliseconds, placement.spread)
 
@@ -347,12 +347,12 @@ def _build_option(placed: Placed, count: int, rows: int, rate: float) -> Inferen
 
 
 def find_row_milliseconds(
-    request: InferenceRequest, placement: Placement, max_rows: int | None = None
+    request: InferenceRequest, placement: MachineTimes, max_rows: int | None = None
 ) -> tuple[float, int]:
     """Return mean milliseconds per row, and the best batch's row count.
 
-    Each text is padded to the next length of a batch. A batch has at most `max_rows` rows, and a
-    row count of its length unless all of those are larger: another shape's time is an estimate,
+    Each text is padded to the next batch length. A batch has at most `max_rows` rows, and a row
+    count from its length unless all of those are larger: another shape's time is an estimate,
     which may be lower than each measured one.
     """
     shapes, times = placement.shapes, placement.times
@@ -385,7 +385,7 @@ def find_quantile_length(histogram: Sequence[int], share: float) -> int:
 
 
 def find_mean_length(histogram: Sequence[int]) -> float:
-    """Return the mean number of tokens of the texts."""
+    """Return the mean tokens per text."""
     return sum(length * count for length, count in enumerate(histogram)) / sum(histogram)
 
 

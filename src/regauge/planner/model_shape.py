@@ -59,7 +59,7 @@ class ModelShape:
     is_gated: bool = False
     """The feed-forward layer has two input matrices (SwiGLU, GeGLU)."""
     experts: int = 1
-    """Feed-forward layers beside each other in a layer (mixture of experts)."""
+    """Feed-forward layers beside each other in a layer (MoE)."""
     active_experts: int = 1
     """Those that a token passes."""
     embedding_width: int = 0
@@ -93,7 +93,7 @@ class ModelShape:
         return attention + expert * min(self.experts, tokens * self.active_experts)
 
     def cache_bytes(self, context: float, value_bytes: int) -> float:
-        """Return the bytes of a row's keys and values for `context` tokens in all layers."""
+        """Return a row's key and value bytes for `context` tokens in all layers."""
         values = 2 * self.attention.kv_width * self.attention_span(math.ceil(context))
         return self.layers * values * value_bytes
 

@@ -1,7 +1,7 @@
-"""Shapes of model types that only inference plans know, from a config.json.
+"""Shapes for model types that only inference plans know, from a config.json.
 
-Their training is not planned: `find_obstacle` says why. Tests compare the parameters with the
-modules of transformers.
+Their training is not planned: `find_obstacle` says why. Tests compare the parameters with
+transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def find_obstacle(kind: str) -> str | None:
-    """Return why the planner does not plan the training of a model type, or None."""
+    """Return why a model type's training is not planned, or None."""
     if kind not in OTHER_FAMILIES:
         return None
     if kind in UNTRAINED:
@@ -27,7 +27,7 @@ def find_obstacle(kind: str) -> str | None:
 
 
 def _shape_decoder(config: Config) -> ModelShape:
-    """Return a decoder with the sizes of Llama, whose feed-forward layers may be experts."""
+    """Return a decoder with Llama's sizes, whose feed-forward layers may be experts."""
     kind, hidden, heads = config["model_type"], config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     experts = config.get("num_local_experts") or config.get("num_experts") or 1
@@ -88,7 +88,7 @@ def _shape_neox(config: Config) -> ModelShape:
 
 
 def _shape_relative_encoder(config: Config) -> ModelShape:
-    """Return an MPNet or DeBERTa: an encoder with the sizes of BERT and relative positions."""
+    """Return an MPNet or DeBERTa: an encoder with BERT's sizes and relative positions."""
     kind, hidden = config["model_type"], config["hidden_size"]
     heads, vocab, ffn = (
         config["num_attention_heads"],

@@ -1,9 +1,9 @@
-"""Times of a model that was not measured, from its matrix products and memory traffic.
+"""Times without a measurement, from a model's matrix products and memory traffic.
 
 A product takes LAUNCH_SECONDS + sqrt(compute² + memory²), with its FLOPs at a share of the chip's
-peak, and its bytes at a share of the bandwidth. 4,500 measured bf16 products of A100, H100 and B200
-(aisimulate 0.13) give the constants: above 1 GFLOP, their mean error is 12 %. The shares of other
-chips are in `product_shares.csv`.
+peak, and its bytes at a bandwidth share. 4,500 bf16 products measured on A100, H100 and B200
+(aisimulate 0.13) give the constants: above 1 GFLOP, their mean error is 12 %. Other chips'
+shares are in `product_shares.csv`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 LAUNCH_SECONDS = 3.5e-6
 PRODUCT_SHARE = 0.8
-"""Share of the peak in products, for a chip whose largest measured rate is unknown."""
+"""Peak share in products, for a chip whose largest measured rate is unknown."""
 MEMORY_SHARE = 0.75
 DECODE_SHARE = 0.7
 """Bandwidth share in generation: gpt-fast measured 1,397 of 2,039 GB/s with Llama 2 7B."""
 ATTENTION_SHARE = 0.27
-"""Share of the peak in attention, as in the A100's training rows in `calibration.json`."""
+"""Peak share in attention, as in the A100's training rows in `calibration.json`."""
 MEMORY_LIMIT = 0.9
-"""Share of the memory for weights, cache and activations, as `gpu_memory_utilization` of vLLM."""
+"""Memory share for weights, cache and activations, as vLLM's `gpu_memory_utilization`."""
 LINK_SHARE = 0.8
 REDUCE_SECONDS, REDUCE_SECONDS_PER_DEVICE = 6e-6, 2e-6
-"""Latency of an all-reduce: 10, 14 and 22 µs on 2, 4 and 8 A100 with NCCL 2.27 (aisimulate)."""
+"""All-reduce latency: 10, 14 and 22 µs on 2, 4 and 8 A100 with NCCL 2.27 (aisimulate)."""
 BYTES = 2
 """Bytes per weight and activation: bf16, or fp16 on chips without bf16."""
 
@@ -47,7 +47,7 @@ def _load_shares() -> Mapping[str, float]:
 
 
 def find_product_share(name: str) -> float:
-    """Return the share of a chip's peak that large products achieve."""
+    """Return the peak share that large products achieve on a chip."""
     chip = load_chips()[name]
     if chip.measured_bf16_teraflops and chip.bf16_teraflops:
         return chip.measured_bf16_teraflops / chip.bf16_teraflops
@@ -56,9 +56,9 @@ def find_product_share(name: str) -> float:
 
 @dataclass(frozen=True)
 class RooflineTimes:
-    """Batch times of a model on the devices that hold one copy of it.
+    """A model's batch times on the devices that hold one copy.
 
-    With `new_tokens`, a row is a prompt, and its time includes the generation of as many tokens.
+    With `new_tokens`, a row is a prompt, whose time includes the generated tokens.
     """
 
     shape: ModelShape
@@ -74,7 +74,7 @@ class RooflineTimes:
         return 1000 * seconds
 
     def pass_seconds(self, length: int, rows: int) -> float:
-        """Return the seconds of a forward pass, without an output layer for encoders."""
+        """Return a forward pass's seconds, without an output layer for encoders."""
         shape, tokens = self.shape, length * rows
         attention = shape.attention
         inputs = (shape.hidden, attention.width + 2 * attention.kv_width)
@@ -93,7 +93,7 @@ class RooflineTimes:
         return shape.layers * layer + head
 
     def token_seconds(self, context: float, rows: int) -> float:
-        """Return the seconds for one more token of each row after `context` tokens."""
+        """Return the seconds for one more token in each row after `context` tokens."""
         shape = self.shape
         used = shape.layers * shape.used_matmul(rows) + shape.logit_matmul
         computed = shape.layers * shape.active_matmul + shape.logit_matmul
@@ -103,7 +103,7 @@ class RooflineTimes:
         return seconds + shape.layers * self._reduce_seconds(rows)
 
     def memory_bytes(self, length: int, rows: int) -> float:
-        """Return the bytes of one device for weights, key-value cache and activations."""
+        """Return one device's bytes for weights, key-value cache and activations."""
         shape, tokens = self.shape, rows * length
         cache_bytes = rows * shape.cache_bytes(length + self.new_tokens, BYTES)
         activations = BYTES * tokens * (4 * shape.hidden + 2 * shape.ffn * shape.active_experts)
@@ -125,7 +125,7 @@ class RooflineTimes:
     def _product_seconds(
         self, tokens: int, inputs: int, outputs: int, *, is_ffn: bool = False
     ) -> float:
-        """Return the seconds of a product; each token passes the active experts of an MoE."""
+        """Return a product's seconds; each token passes the active experts."""
         shape = self.shape
         active = shape.active_experts if is_ffn else 1
         used = min(shape.experts, tokens * active) if is_ffn else 1
@@ -146,7 +146,7 @@ class RooflineTimes:
 def place_model(
     shape: ModelShape, machine: MachineRates, length: int, new_tokens: int
 ) -> list[RooflineTimes]:
-    """Return the numbers of devices that hold the model, the fewest first.
+    """Return the model on each number of devices that holds it, the fewest first.
 
     Several devices divide the weights, as tensor parallelism does.
     """

@@ -25,7 +25,7 @@ PYTORCH_METADATA = {"format": "pt"}
 """Header metadata required by transformers."""
 HEADER_LENGTH_BYTES = 8
 BLOCK_BYTES = 2**20
-"""Bytes that a comparison of two tensors reads at a time."""
+"""Bytes that a comparison reads at a time."""
 DTYPES = {
     "F64": "<f8",
     "F32": "<f4",

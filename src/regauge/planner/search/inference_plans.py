@@ -196,7 +196,7 @@ def read_model(folder: Path, purpose: Purpose, price: Price) -> tuple[ModelReque
 
 
 def _check_lengths(purpose: Purpose) -> None:
-    """Raise SettingsError for options of a model folder."""
+    """Raise SettingsError for options that only a model folder has."""
     for name in ("tokens", "new_tokens"):
         if getattr(purpose, name) is not None:
             option = f"--{name.replace('_', '-')}"
@@ -220,7 +220,7 @@ def _is_tie(first: InferenceOption, second: InferenceOption) -> bool:
 
 
 def _describe(option: InferenceOption, tokens: float) -> dict[str, Any]:
-    """Return a table row; a row of a model has `tokens` tokens, which are counted."""
+    """Return a table row; `tokens` per text are counted if known."""
     row: dict[str, Any] = {
         "machines": f"{option.count} x {option.instance.name}",
         "replicas": option.replicas,

@@ -460,7 +460,7 @@ def run_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         lines = (json.dumps(record) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text("".join(lines))
     (folder / "template.jinja").write_text(text_oracles.TEMPLATE)
-    is_chat = case.rows["layout"] in ("chat", "preferences")
+    is_chat = case.rows.get("layout") in ("chat", "preferences")
     template = {"chat_template": str(folder / "template.jinja")} if is_chat else {}
     sources = [{"kind": "jsonl", "files": [str(folder / f"{n}.jsonl")]} for n in ("train", "valid")]
     tables = merge(

@@ -95,12 +95,11 @@ def build_inputs(
     _check_names(program, tensors)
     columns = {name: _read_texts(name, tensors[name]) for name in _text_names(program)}
     count = len(next(iter(columns.values())))
-    values: dict[str, list[Any]] = {}
-    for names, read in (
-        (program.fields.numeric_features, _read_numbers),
-        (program.fields.categorical_features, _read_texts),
-    ):
-        values |= {name: read(name, tensors[name]) for name in names if name in tensors}
+    numbers, categories = program.fields.numeric_features, program.fields.categorical_features
+    values: dict[str, list[Any]] = {
+        **{name: _read_numbers(name, tensors[name]) for name in numbers if name in tensors},
+        **{name: _read_texts(name, tensors[name]) for name in categories if name in tensors},
+    }
     for name, column in {**columns, **values}.items():
         if len(column) != count:
             raise InvalidRequestError(f"input '{name}' has {len(column)} records, not {count}")

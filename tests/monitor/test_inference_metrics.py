@@ -135,8 +135,10 @@ def test_every_metric_of_a_server_arrives(encoder: Path, tmp_path: Path) -> None
         assert list_missing(server, SERVER_METRICS) == []
         requests = 'regauge_serve_requests_total{route="/embed"}'
         assert server.values(requests, "status") == {"200": 1, "422": 1}
-        assert server.values("regauge_serve_request_seconds_count", "route")["/embed"] == 2
-        [seconds] = server.values('regauge_serve_request_seconds_sum{route="/embed"}').values()
+        counts = server.values('regauge_serve_request_seconds_count{route="/embed"}', "model")
+        assert counts == {"model": 1, "": 1}, "a refused request names no model"
+        times = server.values('regauge_serve_request_seconds_sum{route="/embed"}', "model")
+        seconds = times["model"]
         phases = server.values("regauge_serve_phase_seconds_total", "phase")
         assert phases.keys() == {"read", "tokenize", "compute", "serialize"}
         assert min(phases.values()) > 0

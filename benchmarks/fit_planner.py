@@ -24,11 +24,11 @@ import stack_effects
 from planner_rows import Sample, read_samples
 from scipy.optimize import least_squares
 
+from regauge.machines.catalog import CatalogChip, load_chips
 from regauge.machines.machine_rates import find_machine
 from regauge.planner import calibration as constants
 from regauge.planner.anchors import (
     MEASURED,
-    MEASURED_MEMORY,
     MEASUREMENTS,
     Anchor,
     describe,
@@ -49,7 +49,7 @@ PRIOR = {
     "hidden_half": (400.0, 0.5),
     "token_half": (1156.0, 0.5),
     "attention_efficiency": (0.3, 0.4),
-    "traffic": (4.0, 0.5),
+    "traffic": (1.2, 0.3),
     "fixed_seconds": (0.002, 1.5),
 }
 """Median and log standard deviation of each constant before any row; medians by an A100 fit."""
@@ -87,9 +87,7 @@ def main() -> None:
     path.write_text(json.dumps(_round(document), indent=1) + "\n", encoding="utf-8")
     fitted = constants.parse_calibration(document)
     timed = [build_anchor(item, fitted) for item in train if item.step_seconds]
-    ran = [item for item in memory if item.memory_bytes and not item.is_out_of_memory]
     write_anchors(MEASURED, timed, MEASUREMENTS[:2])
-    write_anchors(MEASURED_MEMORY, [build_anchor(i, fitted) for i in ran], MEASUREMENTS[2:])
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -119,7 +117,47 @@ def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
             fit_stack(key, rows, _predict_constants([s for s in stacks if s != entry], entry))
             for entry, (key, rows) in zip(stacks, groups.items(), strict=True)
         ]
-    return [*stacks, *_stand_ins(stacks)]
+    entries = [*stacks, *_stand_ins(stacks)]
+    return [*entries, *_list_relatives(entries)]
+
+
+def _list_relatives(entries: Sequence[StackConstants]) -> list[StackConstants]:
+    """Return the constants of the catalog's chips without rows: those of a chip like them.
+
+    It is the vendor's measured chip with the most similar FLOPs per byte. The efficiency changes by
+    the ratio of their best measured products, if both are known.
+    """
+    chips, relatives = load_chips(), {}
+    measured = [chips[entry.chip] for entry in entries if entry.chip in chips]
+    families = {constants.find_family(chip.name) for chip in measured}
+    widest = max(entry.spread for entry in entries if entry.chip == ANY)
+    for chip in chips.values():
+        family = constants.find_family(chip.name)
+        near = [other for other in measured if other.vendor == chip.vendor and intensity(other)]
+        if family in families or not near or not intensity(chip):
+            continue
+        nearest = min(near, key=lambda item: abs(math.log(intensity(item) / intensity(chip))))
+        ratio = 1.0
+        if nearest.measured_bf16_teraflops and chip.measured_bf16_teraflops:
+            ratio = chip.measured_bf16_teraflops / chip.bf16_teraflops
+            ratio *= nearest.bf16_teraflops / nearest.measured_bf16_teraflops
+        for entry in entries:
+            if entry.chip == constants.find_family(nearest.name) and entry.stack.startswith(ANY):
+                relatives[family, entry.stack] = replace(
+                    entry,
+                    chip=family,
+                    efficiency=entry.efficiency * ratio,
+                    spread=widest,
+                    rows=0,
+                    source=nearest.name,
+                )
+    return list(relatives.values())
+
+
+def intensity(chip: CatalogChip) -> float:
+    """Return a chip's peak per byte of bandwidth; 0 if one is unknown."""
+    peak = chip.bf16_teraflops or chip.fp16_teraflops
+    return peak / chip.bandwidth_gb_per_s if peak and chip.bandwidth_gb_per_s else 0.0
 
 
 def _stand_ins(stacks: Sequence[StackConstants]) -> list[StackConstants]:

@@ -62,8 +62,7 @@ def main() -> None:
     if options.memory:
         samples = read_samples(options.memory)
         tables |= _count_left_out("memory rows", options.memory, samples)
-        published = anchors.load_published(anchors.MEASURED_MEMORY)
-        seen = [] if options.held_out else _select_seen(samples, published)
+        seen = [] if options.held_out else samples
         tables |= _judge_parts(judge_memory, samples, seen)
     if options.facts:
         tables |= planner_facts.judge_facts(options.facts)
@@ -297,16 +296,7 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
         kept = [row for row in samples if folds[row.name] != number]
         fitted = load_calibration() if is_held_out else hold_calibration([], fit_memory(kept))
         held = [row for row in samples if is_held_out or folds[row.name] == number]
-        near = (
-            anchors.load_published(anchors.MEASURED_MEMORY)
-            if is_held_out
-            else [
-                build_anchor(replace(row, step_seconds=None), fitted)
-                for row in kept
-                if row.memory_bytes and not row.is_out_of_memory
-            ]
-        )
-        plans += [(row, *_plan_memory(row, fitted, near)) for row in held]
+        plans += [(row, *_plan_memory(row, fitted)) for row in held]
     errors = [
         (row, abs(total.p50 / row.memory_bytes - 1))
         for row, total, _ in plans
@@ -329,10 +319,10 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
         "memory, contradictory rows": {"left out": contradictory},
         "memory verdicts": {
             "out of memory, called a fit": verdicts.count((True, "fits")),
-            "out of memory, uncertain": verdicts.count((True, "uncertain")),
+            "out of memory, undecided": verdicts.count((True, "undecided")),
             "out of memory, refused": verdicts.count((True, "does not fit")),
             "ran, called a fit": verdicts.count((False, "fits")),
-            "ran, uncertain": verdicts.count((False, "uncertain")),
+            "ran, undecided": verdicts.count((False, "undecided")),
             "ran, refused": verdicts.count((False, "does not fit")),
             "wrong rows": [
                 row.name
@@ -343,11 +333,8 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
     }
 
 
-def _plan_memory(
-    row: Sample, fitted: PlannerConstants, near: Sequence[anchors.Anchor]
-) -> tuple[intervals.Estimate, str]:
-    neighbours = anchors.find_nearest_memory(_describe(row), near)
-    plan = plan_memory(row.job, row.machine, row.count, fitted, neighbours)
+def _plan_memory(row: Sample, fitted: PlannerConstants) -> tuple[intervals.Estimate, str]:
+    plan = plan_memory(row.job, row.machine, row.count, fitted, nearest=())
     return plan.total, plan.verdict
 
 

@@ -21,6 +21,7 @@ from planner_chips import build_rates
 
 from regauge.planner.run_plans.run_request import TrainingRequest, read_request
 from regauge.planner.run_plans.task_plans import plan_tasks
+from regauge.planner.software import REGAUGE, use_software
 from regauge.planner.training_job import Estimate
 from regauge.planner.training_plan import TrainingPlan
 
@@ -72,6 +73,18 @@ MODELS = {
 """Sizes of public models, from their config.json files."""
 MASKED = (335174458, 109514298)
 """Parameters of BERT with the layer over its vocabulary; other rows classify."""
+SOFTWARE = {
+    "liger": "Liger (fused|kernel)",
+    "hf": "google-research/bert|DeepLearningExamples|HF Trainer|huggingface|transformers|DeepSpeed"
+    "|FastChat|alpaca|LLaVA|oumi|fms-acc|peft",
+    "megatron": "Megatron",
+    "nemo": "nemo",
+    "torchtitan": "torchtitan",
+}
+"""Software that `plan --software` knows -> names in the source and the notes of rows.
+
+The BERT of Google and of NVIDIA is the one that transformers ports.
+"""
 STRATEGIES = {"fsdp2": {"kind": "fsdp", "sharding": "shard-grad-op"}}
 """Names of the rows that are not strategies of Regauge."""
 
@@ -83,6 +96,7 @@ class Fact:
     row: dict[str, str]
     request: TrainingRequest
     plan: TrainingPlan
+    software: str
 
     @property
     def kind(self) -> str:
@@ -124,23 +138,34 @@ class Fact:
         return math.log(self.estimate.p50 / self.measurement)
 
 
-def read_facts(path: Path) -> tuple[list[Fact], int]:
-    """Return the planned rows of a file, and how many no run file can express."""
+def find_software(row: dict[str, str]) -> str:
+    """Return the software that a row names; Regauge without a name."""
+    text = f"{row['source_url']} {row['notes']}"
+    names = (name for name, words in SOFTWARE.items() if re.search(words, text, re.IGNORECASE))
+    return next(names, REGAUGE)
+
+
+def read_facts(path: Path, *, is_named: bool) -> tuple[list[Fact], int]:
+    """Return the planned rows of a file, and how many no run file can express.
+
+    With `is_named` each row is planned for the software that it names, not for Regauge.
+    """
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     known = [row for row in rows if row["kind"] != "not expressible"]
-    return [plan_fact(row) for row in known], len(rows) - len(known)
+    facts = [plan_fact(row, find_software(row) if is_named else REGAUGE) for row in known]
+    return facts, len(rows) - len(known)
 
 
-def plan_fact(row: dict[str, str]) -> Fact:
+def plan_fact(row: dict[str, str], software: str = REGAUGE) -> Fact:
     """Return a row with the plan of its run file; raises RegaugeError if it cannot be planned."""
-    request = read_request(write_tables(row), Path(row["id"]))
+    request = use_software(read_request(write_tables(row), Path(row["id"])), software)
     devices, count = int(float(row["devices"])), int(float(row["machines"]))
     machine = build_rates(row["chip"], devices // count)
     job = request.place(devices)
     if machine is None or job is None:
         raise SystemExit(f"{row['id']}: unknown chip, or fewer rows than devices")
-    return Fact(row, request, plan_tasks(request, job, machine, count))
+    return Fact(row, request, plan_tasks(request, job, machine, count), software)
 
 
 def write_tables(row: dict[str, str]) -> dict[str, Any]:
@@ -196,17 +221,21 @@ GROUPS: dict[str, Callable[[Fact], bool]] = {
 
 
 def judge_facts(path: Path) -> dict[str, dict[str, object]]:
-    """Return the table of the errors in each group, and the verdicts."""
-    facts, missing = read_facts(path)
+    """Return the table of the errors in each group, and the verdicts.
+
+    By default a plan is for Regauge. The rows are also planned for the software that they name.
+    """
     tables: dict[str, dict[str, object]] = {}
-    for kind, title in (("throughput", "time"), ("memory", "memory")):
-        rows = [fact for fact in facts if fact.kind == kind]
-        for name, belongs in GROUPS.items():
-            if group := [fact for fact in rows if belongs(fact)]:
-                tables[f"public {title}, {name}"] = _summarize(group)
+    for is_named, label in ((False, "by default"), (True, "named software")):
+        facts, missing = read_facts(path, is_named=is_named)
+        for kind, title in (("throughput", "time"), ("memory", "memory")):
+            rows = [fact for fact in facts if fact.kind == kind]
+            for name, belongs in GROUPS.items():
+                if group := [fact for fact in rows if belongs(fact)]:
+                    tables[f"public {title} {label}, {name}"] = _summarize(group)
+        tables[f"public verdicts {label}"] = judge_verdicts(facts)
     if times := [fact for fact in facts if fact.kind == "throughput"]:
         tables["public time, one constant utilisation"] = _judge_constant(times)
-    tables["public verdicts"] = judge_verdicts(facts)
     return tables | {"public rows that no run file expresses": {"rows": missing}}
 
 
@@ -251,7 +280,7 @@ def judge_verdicts(facts: Iterable[Fact]) -> dict[str, object]:
 def list_facts(path: Path) -> list[str]:
     """Return one line per row: what is measured, and what is planned."""
     lines = []
-    for fact in read_facts(path)[0]:
+    for fact in read_facts(path, is_named=True)[0]:
         if fact.kind in ("fits", "oom"):
             memory = fact.plan.memory
             share = memory.total.p50 / memory.capacity
@@ -259,5 +288,5 @@ def list_facts(path: Path) -> list[str]:
         else:
             text = f"planned {fact.estimate.p50:.4g}, measured {fact.measurement:.4g}"
             text += f" ({math.expm1(fact.log_error):+.0%})"
-        lines.append(f"{fact.row['id']} {fact.kind}: {text}")
+        lines.append(f"{fact.row['id']} for {fact.software}, {fact.kind}: {text}")
     return lines

@@ -368,8 +368,8 @@ def parse_precision(row: dict[str, str]) -> str:
         return "fp8"
     if "pure" in text or "true" in text or source == "torchtune":
         return "pure"
-    if text.startswith("fp32"):
-        return "fp32"
+    if text.startswith("fp32"):  # Neuron's compiler casts fp32 products by default
+        return "tf32" if source == "Neuron" else "fp32"
     if is_megatron(row):
         return "bf16-master"
     if source in ("BigScience", "NeMo", "Korthikanti", "MT-NLG") or "ZeRO" in row["strategy"]:

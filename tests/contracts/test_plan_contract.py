@@ -16,7 +16,7 @@ from regauge import config
 from regauge.data.dataset import Dataset, DatasetRows, ExtendedRows
 from regauge.data.loader import CollatorConfig
 from regauge.machines.machine_rates import find_machine
-from regauge.planner.memory_plan import state_bytes
+from regauge.planner.memory_plan import layer_activation_bytes, state_bytes
 from regauge.planner.run_plans.option_search import plan_option
 from regauge.planner.run_plans.plan_document import describe_plan, round_digits
 from regauge.planner.run_plans.run_request import read_request
@@ -25,7 +25,7 @@ from regauge.system.errors import SettingsError
 from regauge.system.processes import World
 from regauge.tasks import Task
 from regauge.training.batch_finder import model_size
-from regauge.training.batch_finder.memory import measure_module
+from regauge.training.batch_finder.memory import estimate_row_bytes, measure_module
 from regauge.training.settings import Execution, TrainSettings
 from regauge.training.state_bytes import RunWeights
 from regauge.training.strategies import Strategy, UpdateTraffic
@@ -103,6 +103,37 @@ def test_the_moments_of_the_optimizer_are_those_of_the_run(kind: str, data: Path
     execution = {"precision": "bf16", "processes": PROCESSES}
     run = settings(data.parent / "run", data, task, model=table, execution=execution, **changes)
     compare(run, build_size(OPTIMIZERS[kind], data))
+
+
+def measure_block(task: str, precision: str, data: Path, changes: dict[str, Any]) -> float:
+    """Return the bytes that autograd saves in one block for a row, on the meta device."""
+    sizes = []
+    for layers in (1, 2):
+        key = "n_layer" if task == "clm" else "num_hidden_layers"
+        table = {**TASKS[task]["model"], **changes, "attention": "eager"}
+        table["config"] = {**table["config"], key: layers}
+        run = settings(data.parent / "run", data, task, model=table)
+        module = build_module(run, [Dataset(data).manifest])
+        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+        sizes.append(estimate_row_bytes(run, Dataset(data), module, dtype))  # type: ignore[arg-type]
+    return float(sizes[1] - sizes[0])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("task", "dropout"), [("mlm", 0.0), ("mlm", 0.1), ("clm", 0.0), ("clm", 0.1), ("llama", 0.0)]
+)
+def test_a_plan_stores_what_autograd_saves(
+    task: str, dropout: float, precision: str, data: Path
+) -> None:
+    """The planned bytes of a block are those saved, besides the statistics of its norms."""
+    changes = {"dropout": dropout} if task != "llama" else {}
+    table = {**TASKS[task]["model"], **changes, "attention": "eager"}
+    execution = {"precision": precision, "compile": "off"}
+    run = settings(data.parent / "run", data, task, model=table, execution=execution)
+    request = read_request(config.dump(run), Path("run.json"))
+    planned = layer_activation_bytes(dataclasses.replace(request.job, micro_batch=1))
+    assert planned == pytest.approx(measure_block(task, precision, data, changes), rel=0.02)
 
 
 @pytest.mark.parametrize("name", choices.names("strategies"))

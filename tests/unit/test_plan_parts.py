@@ -24,7 +24,7 @@ from regauge.planner.run_plans import option_search
 from regauge.planner.run_plans.planned_model import PlannedModel, read_model
 from regauge.planner.run_plans.run_request import PlannedRun, read_request
 from regauge.planner.run_plans.target_curve import combine, forecast_target
-from regauge.planner.run_plans.task_plans import judge_memory
+from regauge.planner.run_plans.task_plans import compute_step_seconds, judge_memory
 from regauge.planner.training_job import Estimate
 from regauge.system.errors import SettingsError
 from regauge.training.settings import Target
@@ -91,18 +91,22 @@ def test_lora_trains_the_parameters_of_its_adapters() -> None:
     assert trained == pytest.approx(adapters, rel=1e-9)
 
 
-def test_the_smallest_change_changes_one_setting_if_that_is_enough() -> None:
+def test_the_change_that_makes_a_run_fit_costs_the_fewest_dollars() -> None:
     request = read_llama(micro_batch=64, batch_sequences=4096)
     machine = find_machine("p5.48xlarge")
     assert judge_memory(request, option_search.place_job(request, machine, 1), machine, 1) != "fits"
-    change = option_search.find_smallest_change(request, machine, 1)
+    change = option_search.find_cheapest_change(request, machine, 1)
     assert change is not None
     job = request.place(8)
     assert job is not None
-    names = ("strategy", "recomputation", "micro_batch")
-    changed = [name for name in names if getattr(change.job, name) != getattr(job, name)]
-    assert len(changed) == 1
     assert change.verdict == "fits"
+    assert change.count == 1
+    for size in (32, 16, 8, 4):
+        variant = request.place(8, size)
+        assert variant is not None
+        if judge_memory(request, variant, machine, 1) == "fits":
+            seconds = compute_step_seconds(request, variant, machine, 1)
+            assert change.seconds <= seconds
 
 
 def test_a_search_is_fast_and_finds_no_cheaper_option_than_it_lists() -> None:

@@ -64,18 +64,12 @@ def test_a_probe_corrects_the_next_plan(factor: float, tmp_path: Path) -> None:
         assert plan.nearest[0].anchor.source == "local"
 
 
-def test_published_memory_weighs_less_than_a_run_of_the_user() -> None:
-    """Published rows correct the memory by half of their error; those of the user by all."""
-    plan = plan_training(JOB, MACHINE)
-    published = _measure(plan, 2.0)
-    recorded = dataclasses.replace(published, run_id="probe")
-    near = anchors.find_nearest_memory(recorded.features, [recorded, published])
-    assert {item.distance for item in near} == {0.0}
-    corrections = [
-        anchors.correct_memory([item for item in near if item.anchor.run_id == name])
-        for name in ("probe", "")
-    ]
-    assert corrections == pytest.approx([2 ** (10 / 10.1), 2**0.5])
+def test_a_run_of_the_user_corrects_the_memory_by_its_error() -> None:
+    """Its weight is 10, and that of no correction is 0.1."""
+    recorded = dataclasses.replace(_measure(plan_training(JOB, MACHINE), 2.0), run_id="probe")
+    near = anchors.find_nearest_memory(recorded.features, [recorded])
+    assert near[0].distance == 0
+    assert anchors.correct_memory(near) == pytest.approx(2 ** (10 / 10.1))
 
 
 def test_memory_is_compared_across_chips() -> None:
@@ -113,8 +107,8 @@ def test_another_prediction_needs_another_version() -> None:
     """If these numbers change, raise FORMULA_VERSION, so that older runs correct no plan."""
     plan = plan_training(JOB, MACHINE)
     predicted = (plan.step_parts.total, plan.memory.parts.total)
-    assert run_history.FORMULA_VERSION == 1
-    assert predicted == pytest.approx((0.006432885874, 1436703754.0402), rel=1e-6)
+    assert run_history.FORMULA_VERSION == 2
+    assert predicted == pytest.approx((0.005794409049511649, 1458007449.1421492), rel=1e-6)
 
 
 def test_the_history_is_in_the_state_folder(
@@ -128,8 +122,8 @@ def test_the_history_is_in_the_state_folder(
 
 def test_published_rows_have_sources() -> None:
     """Each row of the package names its source, and its chip is in the catalog."""
-    rows = anchors.load_published() + anchors.load_published(anchors.MEASURED_MEMORY)
-    assert len(rows) > 500
+    rows = anchors.load_published()
+    assert len(rows) > 400
     assert all(row.source for row in rows)
     timed = [row for row in rows if row.measured_seconds]
     assert {row.features.chip for row in timed} <= set(load_chips())
@@ -138,7 +132,7 @@ def test_published_rows_have_sources() -> None:
 def test_constants_name_their_rows() -> None:
     """Each constant of a stack counts the rows behind it, and is in its physical range."""
     for entry in load_calibration().stacks.values():
-        assert entry.rows > 0
+        assert entry.rows > 0 or entry.source in load_chips(), "or the chip that stands in"
         assert entry.source
         assert 0 < entry.attention_efficiency < entry.efficiency * 2
         assert 0 < entry.spread < 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from regauge.machines.machine_rates import GIB, MachineRates, find_machine
 from regauge.planner import intervals, memory_plan
-from regauge.planner.calibration import ANY, load_calibration
+from regauge.planner.calibration import load_calibration
 from regauge.planner.expected_goodput import plan_goodput
 from regauge.planner.model_shape import shape_from_config
 from regauge.planner.network import Link, Topology
@@ -156,7 +156,7 @@ def test_gathered_states_need_bytes_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "verdict"), [(40, "fits"), (70, "uncertain"), (120, "does not fit")]
+    ("size", "verdict"), [(40, "fits"), (70, "undecided"), (120, "does not fit")]
 )
 def test_verdicts_are_certain_only_far_from_the_capacity(size: float, verdict: str) -> None:
     """80 GiB, with a spread of 10 %."""
@@ -235,12 +235,12 @@ def test_a_plan_far_from_measured_rows_is_wide_and_says_so() -> None:
     widths = [_relative_width(plan) for plan in plans]
     assert 1.05 * widths[0] < widths[1] < widths[2]
     assert "no measured row is near this job: the interval is wide" in plans[1].notes
-    assert "no measured row on L4: its speed comes from the data sheet" in plans[2].notes
-    assert plans[2].constants.chip == ANY
+    assert any(note.startswith("unmeasured chip: L4 has the") for note in plans[2].notes)
+    assert plans[2].constants.rows == 0
 
 
 def test_cost_and_hours_follow_the_step() -> None:
-    """Dollars are hours x machines x price; a discount lowers them."""
+    """Dollars are hours x machines x price."""
     plan = plan_training(_job(), find_machine(P5), 4)
     hours, usd = plan.hours(1000, goodput=0.9), plan.usd(1000, goodput=0.9)
     price = plan.machine.usd_per_hour
@@ -248,9 +248,6 @@ def test_cost_and_hours_follow_the_step() -> None:
     assert usd is not None
     assert hours.p50 == pytest.approx(plan.step_seconds.p50 * 1000 / 0.9 / 3600)
     assert usd.p90 == pytest.approx(hours.p90 * 4 * price)
-    reduced = plan.usd(1000, goodput=0.9, discount=0.25)
-    assert reduced is not None
-    assert reduced.p10 == pytest.approx(0.75 * usd.p10)
     unknown = dataclasses.replace(plan.machine, usd_per_hour=None)
     assert plan_training(_job(), unknown).usd(1) is None
 
@@ -324,11 +321,11 @@ def test_the_last_stage_of_a_pipeline_has_the_logits() -> None:
 
 
 def test_eager_norms_store_fp32_copies() -> None:
-    """Two RMS norms without fusion store 16 h bytes more for each token."""
+    """Two RMS norms without fusion store 8 h bytes more for each token: fp32 inputs."""
     job = _job()
     eager = dataclasses.replace(job, has_fused_norms=False)
     more = memory_plan.layer_activation_bytes(eager) - memory_plan.layer_activation_bytes(job)
-    assert more == 16 * job.shape.hidden * job.tokens_per_pass
+    assert more == 8 * job.shape.hidden * job.tokens_per_pass
 
 
 def test_embeddings_are_not_quantized() -> None:
@@ -346,9 +343,9 @@ def test_stored_scores_move_more_bytes() -> None:
     constants = load_calibration().find_stack("H100-SXM-80GB")
     machine, fused = find_machine(P5), _job(strategy=SINGLE, precision="pure")
     stored = dataclasses.replace(fused, has_fused_attention=False)
-    layer = [memory_plan.layer_activation_bytes(job) for job in (fused, stored)]
     seconds = [traffic_seconds(job, machine, constants) for job in (fused, stored)]
-    more = constants.traffic * fused.shape.layers * (layer[1] - layer[0])
+    scores = fused.shape.attention.heads * fused.length * fused.tokens_per_pass
+    more = constants.traffic * fused.shape.layers * 16 * 2 * scores  # 16 reads and writes of bf16
     assert seconds[1] - seconds[0] == pytest.approx(more / machine.memory_bandwidth)
     cast = dataclasses.replace(fused, precision="autocast")
     bytes_each = 2 * (4.0 + 2.0) / 0.7

@@ -27,7 +27,7 @@ SUMMARY = {
 """Plan intervals in the summary -> labels with units."""
 VERDICTS = {
     "fits": "It fits",
-    "uncertain": "It may not fit",
+    "undecided": "Undecided",
     "does not fit": "It does not fit",
 }
 COLUMNS = {

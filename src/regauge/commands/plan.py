@@ -18,6 +18,7 @@ from regauge.planner.search import training_plans
 from regauge.planner.search.inference_plans import plan_inference, read_price
 from regauge.planner.search.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
 from regauge.planner.search.select_machines import check_machines
+from regauge.planner.software import REGAUGE, use_software
 from regauge.system.errors import SettingsError
 from regauge.system.garbage import pause_collection
 
@@ -52,6 +53,9 @@ def main(  # noqa: PLR0913 - the flags of the command line
     ] = None,
     tokens: Annotated[int | None, Parameter(help="Tokens per text of a model folder.")] = None,
     new_tokens: Annotated[int | None, Parameter(help="Tokens to generate per text.")] = None,
+    software: Annotated[
+        str, Parameter(help="Plan another software: hf, liger, megatron, nemo, torchtitan.")
+    ] = REGAUGE,
     stage: Annotated[
         str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
     ] = None,
@@ -73,7 +77,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
         >>> regauge.plan("run.toml", on="p5.48xlarge:16")
     """
     machines = Machines(on, compare, cheapest, deadline, max_nodes, probe, show_all)
-    purpose = Purpose(to_target, serve, predict, slo_ms, lengths, tokens, new_tokens)
+    purpose = Purpose(to_target, serve, predict, slo_ms, lengths, tokens, new_tokens, software)
     with pause_collection():
         answer = _plan(subject, overrides, stage, machines, purpose, explain=explain)
     return _plan_text.show(answer, as_json=json.is_json)
@@ -89,10 +93,12 @@ def _plan(
     explain: bool,
 ) -> dict[str, Any]:
     if purpose.serve is not None or purpose.predict is not None or subject.is_dir():
+        if purpose.software != REGAUGE:
+            raise SettingsError("--software has no effect on this plan", "remove it")
         return plan_inference(subject, machines, purpose, read_price(overrides, stage))
     _check_training(purpose)
     tables = training_plans.read_tables(subject, overrides, stage)
-    request = training_plans.read_run(tables, subject)
+    request = use_software(training_plans.read_run(tables, subject), purpose.software)
     check_machines(machines)
     probes = training_plans.probe_machine(request, tables) if machines.probe else ()
     return training_plans.plan_run(request, machines, purpose.to_target, probes, explain=explain)

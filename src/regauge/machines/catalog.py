@@ -60,6 +60,7 @@ class CatalogChip:
     fp16_teraflops: float | None = None
     fp32_teraflops: float | None = None
     tf32_teraflops: float | None = None
+    fp8_teraflops: float | None = None
     memory_gb: float | None = None
     """Device memory in GB (10^9 bytes) as the vendor names it."""
     bandwidth_gb_per_s: float | None = None

@@ -47,6 +47,38 @@ class MachineRates:
     """Whether devices are processes that share a CPU's cores, memory and peak."""
 
 
+def find_rate(chip: str, precision: str) -> float | None:
+    """Return a chip's TFLOP/s in `bf16`, `fp16`, `tf32`, `fp32` or `fp8`; None if unknown."""
+    rate: float | None = getattr(load_chips().get(chip), f"{precision}_teraflops", None)
+    return rate
+
+
+def find_peak(machine: MachineRates, precision: str) -> float | None:
+    """Return one device's dense FLOP/s in a precision; None if unpublished.
+
+    `half` is bf16, or fp16 on chips without bf16. A machine outside the catalog has one measured
+    peak, in the precision of its run. Without a rate, fp8 and tf32 are as fast as bf16 and fp32.
+    """
+    peak, chip = machine.peak_flops, machine.chip
+    half = find_rate(chip, "bf16") or find_rate(chip, "fp16")
+    if precision == "half" or peak is None or half is None:
+        return peak
+    rate = find_rate(chip, precision) or find_rate(chip, "fp32" if precision == "tf32" else "bf16")
+    return peak * (rate or half) / half
+
+
+def find_precision_obstacle(chip: str, precision: str) -> str | None:
+    """Return why a chip cannot train in a precision; None if it can, or if rates are missing."""
+    entry = load_chips().get(chip)
+    if entry is None or entry.vendor != "NVIDIA" or precision in ("auto", "fp32"):
+        return None
+    rates = {name: find_rate(chip, name) for name in ("bf16", "fp16", "tf32", "fp8")}
+    if rates.get(precision) or not any(rates.values()):
+        return None
+    usable = ", ".join((*(name for name, rate in rates.items() if rate), "fp32"))
+    return f"{chip} has no {precision}: it has {usable}"
+
+
 @cache
 def load_cores() -> Mapping[str, int]:
     """Return chip -> cores, for chips whose cores programs address as devices."""

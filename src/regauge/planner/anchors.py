@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from regauge.planner.training_job import TrainingJob
 
 MEASURED = Path(__file__).with_name("measured_training.csv")
-MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
 OTHER = {"chip": 6.0, "stack": 2.0, "recomputation": 1.0, "strategy": 0.7}
 """Distance to a row with another chip, stack, recomputation or strategy."""
 OTHER_IN_MEMORY = OTHER | {"chip": 0.3}
@@ -36,8 +35,6 @@ REACH = 0.4
 """Length scale of the kernel that averages errors from nearby runs."""
 PRIOR_WEIGHT = 0.1
 """Weight for "no correction" beside the nearby runs' weights."""
-PUBLISHED_MEMORY_WEIGHT = 0.1
-"""Weight of a published memory row, which repeated runs reproduce only within 10 %."""
 OWN_WEIGHT = 10.0
 """Weight of a user's run relative to a published one: it has the same software."""
 
@@ -125,11 +122,6 @@ class Anchor:
     machine: MachineRates | None = None
 
     @property
-    def weight(self) -> float:
-        """How much the errors weigh in a correction."""
-        return OWN_WEIGHT if self.run_id else 1.0
-
-    @property
     def log_error(self) -> float | None:
         """Return log(measured / predicted) for the step time; None without a measurement."""
         if not self.measured_seconds or not self.predicted_seconds:
@@ -153,7 +145,6 @@ class Neighbour:
 
 
 def describe(job: TrainingJob, machine: MachineRates, count: int) -> Features:
-    """Return a job's features on `count` machines."""
     parallel = job.parallelism
     return Features(
         chip=machine.chip,
@@ -176,9 +167,7 @@ def find_nearest(
     """Return the nearest measured runs on the chip, nearest first; on others if they are few."""
     anchors = tuple(anchors)
     same_chip = [item for item in anchors if item.features.chip == features.chip]
-    near = same_chip if len(same_chip) >= limit else anchors
-    neighbours = [Neighbour(features.distance(item.features), item) for item in near]
-    return tuple(sorted(neighbours, key=lambda item: item.distance)[:limit])
+    return _sort(features, same_chip if len(same_chip) >= limit else anchors, OTHER)[:limit]
 
 
 def find_nearest_memory(
@@ -186,44 +175,43 @@ def find_nearest_memory(
 ) -> tuple[Neighbour, ...]:
     """Return the runs with the nearest memory, nearest first; all chips count."""
     near = [item for item in anchors if item.log_memory_error is not None]
-    neighbours = [Neighbour(features.distance(i.features, OTHER_IN_MEMORY), i) for i in near]
-    return tuple(sorted(neighbours, key=lambda item: item.distance)[:limit])
+    return _sort(features, near, OTHER_IN_MEMORY)[:limit]
+
+
+def _sort(
+    features: Features, anchors: Iterable[Anchor], differences: Mapping[str, float]
+) -> tuple[Neighbour, ...]:
+    near = [Neighbour(features.distance(item.features, differences), item) for item in anchors]
+    return tuple(sorted(near, key=lambda item: item.distance))
 
 
 def correct(neighbours: Sequence[Neighbour]) -> float:
     """Return the factor by which nearby runs' errors correct a predicted step time."""
-    errors = [(_weigh(item), item.anchor.log_error) for item in neighbours]
-    return math.exp(_average_errors(errors))
+    return _average_errors((_weigh(item), item.anchor.log_error) for item in neighbours)
 
 
 def correct_memory(neighbours: Sequence[Neighbour]) -> float:
     """Return the factor by which nearby runs' errors correct a predicted peak memory."""
-    errors = [
-        (
-            _weigh(item) * (1.0 if item.anchor.run_id else PUBLISHED_MEMORY_WEIGHT),
-            item.anchor.log_memory_error,
-        )
-        for item in neighbours
-    ]
-    return math.exp(_average_errors(errors))
+    return _average_errors((_weigh(item), item.anchor.log_memory_error) for item in neighbours)
 
 
-def _average_errors(errors: Sequence[tuple[float, float | None]]) -> float:
-    """Return the weighted mean error, shrunk to 0 by the weight for "no correction"."""
+def _average_errors(errors: Iterable[tuple[float, float | None]]) -> float:
+    """Return the factor of the weighted mean error, shrunk by the weight for "no correction"."""
     known = [(weight, error) for weight, error in errors if error is not None]
     total = sum(weight * error for weight, error in known)
-    return total / (sum(weight for weight, _ in known) + PRIOR_WEIGHT)
+    return math.exp(total / (sum(weight for weight, _ in known) + PRIOR_WEIGHT))
 
 
 def _weigh(neighbour: Neighbour) -> float:
     """Return a run's weight by distance; the user's runs weigh more."""
-    return neighbour.anchor.weight * math.exp(-0.5 * (neighbour.distance / REACH) ** 2)
+    weight = OWN_WEIGHT if neighbour.anchor.run_id else 1.0
+    return weight * math.exp(-0.5 * (neighbour.distance / REACH) ** 2)
 
 
 @cache
-def load_published(path: Path = MEASURED) -> tuple[Anchor, ...]:
-    """Return the package's published rows for step time or memory."""
-    return tuple(_parse_row(row) for row in read_csv_rows(path))
+def load_published() -> tuple[Anchor, ...]:
+    """Return the package's published step times."""
+    return tuple(_parse_row(row) for row in read_csv_rows(MEASURED))
 
 
 def _parse_row(row: dict[str, str]) -> Anchor:

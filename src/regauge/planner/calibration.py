@@ -1,8 +1,8 @@
 """Fitted formula constants, from `calibration.json`.
 
 `benchmarks/fit_planner.py` writes the file from measured rows; do not edit it. A constant belongs
-to a chip and a software stack. A stack without rows gets its chip's constants, and a chip without
-rows gets those for all chips, with a wider interval.
+to a chip and a software stack. A stack without rows gets its chip's constants. A chip without rows
+has those of its vendor's most similar chip, or else those for all chips, with a wider interval.
 """
 
 from __future__ import annotations
@@ -104,12 +104,16 @@ class PlannerConstants:
                 return self.stacks[key]
         raise AssertionError(f"{CALIBRATION} has no constants for any chip")
 
+    def has_rows(self, chip: str) -> bool:
+        """Return whether rows were measured on a chip's family."""
+        names = (chip, find_family(chip))
+        return any(entry.rows for (name, _), entry in self.stacks.items() if name in names)
+
     def find_memory(self, stack: str | None = None) -> MemoryConstants:
         """Return the memory constants under a stack, or those for all stacks."""
         return self.memory.get(stack or ANY, self.memory[ANY])
 
     def find_link(self, system: str, default: str) -> LinkConstants:
-        """Return a system's link constants, or the default's."""
         return self.links.get(system, self.links[default])
 
 
@@ -125,7 +129,6 @@ def load_calibration(path: Path = CALIBRATION) -> PlannerConstants:
 
 
 def parse_calibration(document: Mapping[str, Any]) -> PlannerConstants:
-    """Parse a document with the lists stacks, memory and links."""
     stacks = [StackConstants(**entry) for entry in document["stacks"]]
     memory = [MemoryConstants(**entry) for entry in document["memory"]]
     links = [LinkConstants(**entry) for entry in document["links"]]

@@ -11,12 +11,12 @@ from regauge.models.flops import compute_flops
 
 if TYPE_CHECKING:
     from regauge.planner.model_shape import Head, ModelShape
-    from regauge.planner.training_job import Recomputation, TrainingJob
+    from regauge.planner.training_job import TrainingJob
 
 MASKED_FRACTION = 0.15
 """Share of positions for which a masked language model computes logits."""
 RECOMPUTED = {"none": 0.0, "selective": 0.4, "full": 1.0}
-"""Share of the forward pass that the backward pass recomputes."""
+"""Share rho of the forward pass that the backward pass recomputes."""
 FORWARD_SHARE = 1 / 3
 
 
@@ -45,13 +45,7 @@ def attention_flops(shape: ModelShape, length: int) -> float:
 
 
 def training_flops(shape: ModelShape, length: int, head: Head = "lm") -> float:
-    """Return model FLOPs for training on one token in a row with `length` tokens."""
     return matmul_flops(shape) + head_flops(shape, head) + attention_flops(shape, length)
-
-
-def recomputed_share(recomputation: Recomputation) -> float:
-    """Return rho: the share of the forward pass that is computed twice."""
-    return RECOMPUTED[recomputation]
 
 
 def mfu(job: TrainingJob, tokens_per_second: float, peak_flops: float) -> float:

@@ -14,43 +14,33 @@ from typing import TYPE_CHECKING, Literal
 from regauge.planner import intervals
 from regauge.planner.calibration import MemoryConstants
 from regauge.planner.flops import MASKED_FRACTION
+from regauge.training.strategies import GRADIENT_BYTES
 
 if TYPE_CHECKING:
     from regauge.planner.training_job import Estimate, TrainingJob
     from regauge.training.strategies import Shards
 
-Verdict = Literal["fits", "uncertain", "does not fit"]
-STATE_BYTES = {
-    "fp32": (4.0, 4.0, 0.0),
-    "tf32": (4.0, 4.0, 0.0),
-    "autocast": (4.0, 4.0, 0.0),
+Verdict = Literal["fits", "undecided", "does not fit"]
+STATE_BYTES = dict.fromkeys(("fp32", "tf32", "autocast", "fp8"), (4.0, 4.0, 0.0)) | {
     "bf16-master": (2.0, 2.0, 4.0),
     "pure": (2.0, 2.0, 0.0),
-    "fp8": (4.0, 4.0, 0.0),
     "nf4": (0.55, 2.0, 0.0),
 }
-UPDATE_BYTES = {
-    "fp32": 4.0,
-    "tf32": 4.0,
-    "autocast": 4.0,
-    "bf16-master": 8.0,
-    "pure": 2.0,
-    "fp8": 4.0,
-    "nf4": 2.0,
-}
-"""Bytes per parameter during the update: a copy, and a fp32 gradient for a master copy."""
 MOMENT_BYTES = {"adamw": 8.0, "sgd": 4.0, "8bit": 2.0}
 """Moment bytes per parameter. bf16 weights without a master copy halve all but 8 bits."""
-LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
-"""Bytes per logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
+LOGIT_BYTES = {"copied": 14.0, "eager": 10.0, "fused": 4.0, "chunked": 1.0}
+"""Bytes per logit: in bf16, in fp32, shifted copy, log softmax; without the copy; fused; chunks."""
+CHUNK_TOKENS, CHUNK_BYTES = 1024, 12.0
+"""Tokens whose logits Regauge's loss holds at a time, and bytes per logit: 2, 4, 4 and gradient."""
 SELECTIVE_SHARE = 0.37
 """Share of the activations stored by selective recomputation."""
 CERTAIN = 2.0
 """Standard deviations beyond which a verdict is certain: 1 in 40 is wrong."""
 HALF_BYTES = 2.0
 """Bytes per value in a half precision."""
-EAGER_NORM = 16
-"""Bytes of h stored in fp32 by a layer's two RMS norms, if nothing fuses them."""
+FP32_BYTES = 4.0
+EAGER_NORMS, EAGER_GELU = 8, 3
+"""Bytes of h for fp32 copies in unfused RMS norms; values of f in GPT-2's unfused GELU."""
 GATHERED_LAYERS = 2
 """Layers that FSDP holds whole at once: the current one and the next."""
 
@@ -73,7 +63,6 @@ class MemoryParts:
 
     @property
     def total(self) -> float:
-        """Peak in bytes."""
         return math.fsum(getattr(self, part.name) for part in fields(self))
 
 
@@ -95,13 +84,15 @@ def _count_copies(job: TrainingJob, devices: int) -> int:
 
 
 def plan_parts(job: TrainingJob, devices: int, constants: MemoryConstants) -> MemoryParts:
-    """Return one device's bytes by part."""
     shards = count_shards(job, devices)
     weights, gradients, optimizer = state_bytes(job, devices)
     activations, logits = _activation_and_logit_bytes(job, constants.activation_scale)
     working_set = _working_set(job, shards.weights)
     updated = _local_parameters(job) * job.trained_fraction / shards.optimizer
-    update = UPDATE_BYTES[job.precision] * updated  # it follows the activations
+    # The update follows the activations: a copy, and an fp32 gradient for a master copy.
+    is_in_place = job.weights is not None and job.optimizer == "adamw"
+    _, gradient, master = STATE_BYTES[job.precision]
+    update = 0.0 if is_in_place else (max(gradient, master) + master) * updated
     working_set = max(working_set, update - activations - logits)
     used = weights + gradients + optimizer + activations + logits + working_set
     return MemoryParts(
@@ -124,7 +115,7 @@ def judge(total: Estimate, capacity: float) -> Verdict:
     width = (total.p90 / total.p50) ** (CERTAIN / intervals.NORMAL_P90)
     if total.p50 * width <= capacity:
         return "fits"
-    return "does not fit" if total.p50 / width > capacity else "uncertain"
+    return "does not fit" if total.p50 / width > capacity else "undecided"
 
 
 def _local_parameters(job: TrainingJob) -> float:
@@ -169,20 +160,37 @@ def state_bytes(job: TrainingJob, devices: int) -> tuple[float, float, float]:
 
 
 def layer_activation_bytes(job: TrainingJob) -> float:
-    """Return the bytes that one layer stores per micro-batch without recomputation."""
-    shape, attention = job.shape, job.shape.attention
-    tokens = job.tokens_per_pass / job.parallelism.context
-    width, kv_width = attention.width, 2 * attention.kv_width
-    if shape.is_gated:
-        per_token = 4 * shape.hidden + 2 * (width + kv_width) + 6 * shape.hidden + 8 * shape.ffn
-        per_token += 0 if job.has_fused_norms else EAGER_NORM * shape.hidden
-    else:
-        per_token = 16 * shape.hidden + 4 * shape.ffn + (2 * shape.hidden if job.dropout else 0)
-    scores = 4.0 * attention.heads
+    """Return the bytes that one layer stores per micro-batch without recomputation.
+
+    It equals what autograd saves: inputs and outputs of norms, attention and activation function.
+    """
+    shape, attention, size = job.shape, job.shape.attention, value_bytes(job)
+    per_token = size * (4 * shape.hidden + 2 * attention.width + 2 * attention.kv_width)
+    per_token += size * (4 if shape.is_gated else 2) * shape.ffn
+    if not job.has_fused_norms:
+        per_token += EAGER_NORMS * shape.hidden if shape.is_gated else 0
+        per_token += size * EAGER_GELU * shape.ffn if shape.family == "gpt2" else 0
+    if job.dropout:  # Regauge's masks have the data type of the values
+        per_token += 2 * shape.hidden * (1 if job.weights is None else size)
+    scores = 4.0
     if not job.has_fused_attention:
-        scores = (5 if job.dropout else 4) * attention.heads * shape.attention_span(job.length)
-    scale = value_bytes(job) / HALF_BYTES
-    return (per_token + scores) * tokens * scale / job.parallelism.tensor
+        scores = _score_bytes(job) * shape.attention_span(job.length)
+    tokens = job.tokens_per_pass / job.parallelism.context
+    return (per_token + scores * attention.heads) * tokens / job.parallelism.tensor
+
+
+def _score_bytes(job: TrainingJob) -> float:
+    """Return the bytes stored per attention score, if a layer stores them.
+
+    Probabilities, their cast if softmax computes in fp32, and with dropout a mask and the dropped
+    values. Regauge's attention lacks dropout, and only its gated models compute softmax in fp32.
+    """
+    size, is_regauge = value_bytes(job), job.weights is not None
+    is_fp32 = job.shape.is_gated if is_regauge else job.precision == "autocast"
+    stored = FP32_BYTES + size if is_fp32 and size < FP32_BYTES else size
+    if is_regauge:
+        return stored
+    return stored + 1 + (FP32_BYTES if is_fp32 else size) if job.dropout else max(stored, 2 * size)
 
 
 def _activation_and_logit_bytes(job: TrainingJob, scale: float) -> tuple[float, float]:
@@ -193,13 +201,14 @@ def _activation_and_logit_bytes(job: TrainingJob, scale: float) -> tuple[float, 
     in_flight = min(job.parallelism.pipeline, max(job.accumulation, 1))
     first_stage = _activation_bytes(job, in_flight) * scale
     last_stage, logits = _activation_bytes(job, 1) * scale, logit_bytes(job)
+    if job.recomputation == "full":  # the loss is over when the first layer is recomputed
+        logits = max(logits - layer_activation_bytes(job) * scale, 0.0)
     if job.parallelism.pipeline > 1 and first_stage > last_stage + logits:
         return first_stage, 0.0
     return last_stage, logits
 
 
 def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
-    """Return the bytes that a device's layers store for some micro-batches."""
     shape, parallel = job.shape, job.parallelism
     layer = layer_activation_bytes(job)
     scale = value_bytes(job) / HALF_BYTES
@@ -214,12 +223,26 @@ def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
 
 
 def logit_bytes(job: TrainingJob) -> float:
-    """Return the bytes for logits and their gradients."""
+    """Return the bytes for logits and their gradients.
+
+    Regauge's loss keeps the gradients of the hidden states and of the head, and one chunk's logits.
+    """
+    if job.head == "none":
+        return 0.0
+    tokens = count_positions(job)
+    if job.logits == "streamed":
+        chunk = min(tokens, CHUNK_TOKENS) * job.shape.vocab * CHUNK_BYTES
+        head = job.shape.logit_matmul if job.trained_fraction == 1 else 0
+        return chunk + 2 * value_bytes(job) * (tokens * job.shape.hidden + head)
+    return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
+
+
+def count_positions(job: TrainingJob) -> float:
+    """Return the positions for which one device computes logits in a pass."""
     if job.head == "none":
         return 0.0
     positions = MASKED_FRACTION if job.head == "masked-lm" else 1.0
-    tokens = job.tokens_per_pass / job.parallelism.context * positions
-    return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
+    return job.tokens_per_pass / job.parallelism.context * positions
 
 
 def value_bytes(job: TrainingJob) -> float:
@@ -231,8 +254,9 @@ def _working_set(job: TrainingJob, shards: int) -> float:
     """Return the bytes held only for a moment.
 
     FSDP gathers two layers and holds two layers' gradients, or the whole embedding. Under a
-    pipeline it holds a stage's weights and their fp32 gradients. Autocast in other software keeps a
-    bf16 copy of the weights.
+    pipeline it holds a stage's weights and their fp32 gradients. Regauge sums the gradients of
+    several passes whole, in fp32, and shards their sum. Autocast in other software keeps a bf16
+    copy of the weights.
     """
     shape, gather_unit, whole_bytes = job.shape, job.strategy.gather_unit, value_bytes(job)
     unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
@@ -240,13 +264,16 @@ def _working_set(job: TrainingJob, shards: int) -> float:
         if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step
             return (whole_bytes + 4.0 * job.trained_fraction) * _local_parameters(job)
         gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
+        is_summed = job.weights is not None and job.accumulation > 1
+        summed = GRADIENT_BYTES * _local_parameters(job) * job.trained_fraction * is_summed
+        gradient *= not is_summed
         weights = GATHERED_LAYERS * whole_bytes
         if job.precision == "nf4":  # gathered in 4 bits, and one layer at a time restored
             weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + whole_bytes
         if gather_unit == "model":
             whole = whole_bytes * _local_parameters(job)
-            return whole + unit * GATHERED_LAYERS * gradient / job.parallelism.tensor
-        return unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
+            return summed + whole + unit * GATHERED_LAYERS * gradient / job.parallelism.tensor
+        return summed + unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
     if job.weights is None and job.precision in ("autocast", "fp8"):
         return 2.0 * _local_parameters(job)
     return 0.0

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from regauge.machines.machine_rates import MachineRates
     from regauge.planner.calibration import LinkConstants
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
@@ -40,13 +39,9 @@ def ring_factor(collective: Collective, devices: int) -> float:
     return (2.0 if collective == "all_reduce" else 1.0) * (devices - 1) / devices
 
 
-def link_inside(machine: MachineRates, constants: LinkConstants) -> Link:
-    bandwidth = machine.link_bandwidth * constants.efficiency
-    return Link(bandwidth, constants.half_bytes, constants.latency_seconds)
-
-
-def link_between(machine: MachineRates, constants: LinkConstants) -> Link:
-    bandwidth = machine.network_bandwidth * constants.efficiency
+def build_link(nominal: float, constants: LinkConstants) -> Link:
+    """Return what a link with a nominal bandwidth achieves."""
+    bandwidth = nominal * constants.efficiency
     return Link(bandwidth, constants.half_bytes, constants.latency_seconds)
 
 

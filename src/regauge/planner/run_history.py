@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VARIABLE = "REGAUGE_PLANNER_RUNS"
 """Environment variable with the file path, or `off`."""
 OFF = "off"
-FORMULA_VERSION = 1
+FORMULA_VERSION = 2
 """Version of the formulas for step time and memory; raise it whenever a prediction changes.
 
 Runs that another version predicted are ignored: their errors say nothing about this one.

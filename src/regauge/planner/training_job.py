@@ -9,6 +9,7 @@ from regauge.planner.model_shape import Head, ModelShape
 from regauge.training.state_bytes import RunWeights
 from regauge.training.strategies import Strategy
 
+Logits = Literal["copied", "eager", "fused", "chunked", "streamed"]
 Recomputation = Literal["none", "selective", "full"]
 PrecisionPlan = Literal["fp32", "tf32", "autocast", "bf16-master", "pure", "fp8", "nf4"]
 """fp32; tf32 products; fp32 weights with bf16 autocast; bf16 weights with an fp32 master copy;
@@ -55,9 +56,11 @@ class TrainingJob:
     """Whether gated layers' norms store no fp32 copies, because a compiler or kernel fuses them."""
     dropout: bool = False
     """Whether dropout stores masks and one more copy of the scores."""
-    logits: Literal["eager", "fused", "chunked"] = "eager"
-    """How the loss is computed: 10, 4 or 1 bytes per logit."""
+    logits: Logits = "eager"
+    """How the loss is computed: `memory_plan.LOGIT_BYTES`, or in Regauge's chunks."""
     optimizer: Literal["adamw", "sgd", "8bit"] = "adamw"
+    has_fused_update: bool = True
+    """Whether one kernel reads and writes all states."""
     has_fp32_gradients: bool = False
     """Whether gradients for bf16 weights are accumulated in fp32, as in Megatron."""
     trained_fraction: float = 1.0
@@ -66,8 +69,15 @@ class TrainingJob:
     """Share of tokens that are not padding, from the prepared data's length histogram."""
     weights: RunWeights | None = None
     """A Regauge run's weights; published runs with other software only have a count."""
+    batch_rows: int | None = None
+    """Rows per update over all devices; None if each device computes as many passes."""
     stack: str | None = None
     """Calibration name; None for the chip's stack with the most rows."""
+
+    @property
+    def product_precision(self) -> str:
+        """Precision of the products in the layers, as `machine_rates.find_peak` names it."""
+        return self.precision if self.precision in ("fp32", "tf32", "fp8") else "half"
 
     @property
     def tokens_per_pass(self) -> int:
@@ -84,7 +94,6 @@ class Estimate:
     p90: float
 
     def scale(self, factor: float) -> Estimate:
-        """Return the estimate times a positive factor."""
         return Estimate(self.p10 * factor, self.p50 * factor, self.p90 * factor)
 
     def invert(self, numerator: float) -> Estimate:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from regauge.machines.machine_rates import find_peak
 from regauge.planner import anchors, flops, intervals, memory_plan, step_time
 from regauge.planner.calibration import ANY, ANY_KIND, load_calibration
 from regauge.planner.training_job import Estimate
@@ -30,6 +31,8 @@ OWN_SPREAD = 0.08
 """Assumed standard deviation of a step time around a user's measured run."""
 SPREAD_PER_REACH = 0.3
 """Growth of that deviation per unit distance."""
+OTHER_PRECISION_SPREAD = 0.3
+"""Deviation of an efficiency from that in half precision, by H100 rows in fp8 and bf16."""
 FAR = 3.0
 """Distance from which a plan says that measured rows are far away."""
 
@@ -57,7 +60,9 @@ class TrainingPlan:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows per update: the global batch."""
+        """Rows per update: the global batch, which may leave devices idle in the last pass."""
+        if self.job.batch_rows is not None:
+            return self.job.batch_rows
         copies = max(self.devices // self.job.parallelism.devices, 1)
         return copies * self.job.micro_batch * self.job.accumulation
 
@@ -73,7 +78,6 @@ class TrainingPlan:
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens per update in the first task, padding included."""
         return self.rows_per_step * self.job.length
 
     @property
@@ -85,13 +89,13 @@ class TrainingPlan:
 
     @property
     def tokens_per_second(self) -> Estimate:
-        """Real tokens per second over all devices."""
         return self.step_seconds.invert(self.tokens_per_step)
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization at p50, padding included; None if the peak is unpublished."""
-        peak, device_seconds = self.machine.peak_flops, self.step_seconds.p50 * self.devices
+        """Model FLOPs utilization at p50, for the job's precision; None without a known peak."""
+        peak = find_peak(self.machine, self.job.product_precision)
+        device_seconds = self.step_seconds.p50 * self.devices
         if not peak:
             return None
         return math.fsum(
@@ -102,22 +106,16 @@ class TrainingPlan:
     @property
     def hfu(self) -> float | None:
         """Hardware FLOPs utilization at p50: MFU with the recomputed products."""
-        rho = flops.recomputed_share(self.job.recomputation)
+        rho = flops.RECOMPUTED[self.job.recomputation]
         return self.mfu * (1 + rho * flops.FORWARD_SHARE) if self.mfu is not None else None
 
     def hours(self, steps: float, goodput: float = 1.0) -> Estimate:
-        """Return the hours for `steps` updates at a goodput."""
         return self.step_seconds.scale(steps / goodput / SECONDS_PER_HOUR)
 
-    def usd(self, steps: float, goodput: float = 1.0, discount: float = 0.0) -> Estimate | None:
-        """Return the dollars for `steps` updates; None if the price is unknown.
-
-        `discount`: share of the list price that the user does not pay.
-        """
+    def usd(self, steps: float, goodput: float = 1.0) -> Estimate | None:
+        """Return the dollars for `steps` updates; None if the price is unknown."""
         price = self.machine.usd_per_hour
-        if price is None:
-            return None
-        return self.hours(steps, goodput).scale(price * self.count * (1 - discount))
+        return None if price is None else self.hours(steps, goodput).scale(price * self.count)
 
 
 def plan_training(
@@ -132,15 +130,14 @@ def plan_training(
     `runs`: the user's measured runs, by `run_history.load_history`.
     """
     calibration = calibration or load_calibration()
-    fused = job.has_fused_attention
-    constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
+    is_fused = job.has_fused_attention
+    constants = calibration.find_stack(machine.chip, job.stack, is_fused=is_fused)
     features = anchors.describe(job, machine, count)
     runs = tuple(runs)
     nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))
-    measured = (*anchors.load_published(anchors.MEASURED_MEMORY), *runs)
-    similar = anchors.find_nearest_memory(features, measured)
+    similar = anchors.find_nearest_memory(features, runs)
     parts = step_time.plan_step(job, machine, count, calibration)
-    spread = _find_spread(constants, nearest)
+    spread = _find_spread(job, constants, nearest)
     seconds = parts.total * anchors.correct(nearest)
     return TrainingPlan(
         job,
@@ -151,7 +148,7 @@ def plan_training(
         intervals.estimate(seconds, spread),
         constants,
         nearest,
-        _notes(machine, constants, nearest),
+        _notes(machine, calibration, constants, nearest),
     )
 
 
@@ -171,7 +168,9 @@ def mix_plans(plans: Sequence[tuple[float, TrainingPlan]]) -> TrainingPlan:
     )
 
 
-def _find_spread(constants: StackConstants, nearest: Sequence[Neighbour]) -> float:
+def _find_spread(
+    job: TrainingJob, constants: StackConstants, nearest: Sequence[Neighbour]
+) -> float:
     """Return the standard deviation of a step time's logarithm.
 
     A user's nearby run replaces the stack's deviation, as it has the same software.
@@ -180,19 +179,19 @@ def _find_spread(constants: StackConstants, nearest: Sequence[Neighbour]) -> flo
     distances = [item.distance for item in nearest if item.anchor.run_id and item.anchor.log_error]
     if distances and distances[0] < anchors.REACH:
         return min(math.hypot(OWN_SPREAD, SPREAD_PER_REACH * distances[0]), constants.spread)
-    return intervals.widen(constants.spread, min(distance, MAX_DISTANCE))
+    is_other = job.product_precision != "half" and constants.stack in (ANY, *ANY_KIND.values())
+    spread = math.hypot(constants.spread, OTHER_PRECISION_SPREAD if is_other else 0.0)
+    return intervals.widen(spread, min(distance, MAX_DISTANCE))
 
 
 def plan_scaling(
-    job: TrainingJob, machine: MachineRates, counts: Sequence[int], runs: Iterable[Anchor] = ()
+    job: TrainingJob, machine: MachineRates, counts: Sequence[int]
 ) -> list[TrainingPlan]:
     """Return a job's plans for several machine counts, with constant work per device."""
-    runs = tuple(runs)
-    return [plan_training(job, machine, count, runs) for count in counts]
+    return [plan_training(replace(job, batch_rows=None), machine, count) for count in counts]
 
 
 def scaling_efficiency(plan: TrainingPlan, base: TrainingPlan) -> float:
-    """Return a plan's throughput per machine as a share of the base plan's."""
     rate = plan.tokens_per_second.p50 / plan.count
     return rate / (base.tokens_per_second.p50 / base.count)
 
@@ -204,7 +203,7 @@ def plan_memory(
     calibration: PlannerConstants,
     nearest: Sequence[Neighbour],
 ) -> MemoryPlan:
-    """Return one device's memory, corrected by the nearest measured rows."""
+    """Return one device's memory, corrected by the user's nearest runs."""
     constants = calibration.find_memory(job.stack)
     parts = memory_plan.plan_parts(job, machine.devices * count, constants)
     total = intervals.estimate(parts.total * anchors.correct_memory(nearest), constants.spread)
@@ -214,13 +213,17 @@ def plan_memory(
 
 
 def _notes(
-    machine: MachineRates, constants: StackConstants, nearest: Sequence[Neighbour]
+    machine: MachineRates,
+    calibration: PlannerConstants,
+    constants: StackConstants,
+    nearest: Sequence[Neighbour],
 ) -> tuple[str, ...]:
     notes = []
     distance = nearest[0].distance if nearest else math.inf
     is_measured = any(item.anchor.run_id and item.distance < anchors.REACH for item in nearest)
-    if constants.chip == ANY and not is_measured:
-        notes.append(f"no measured row on {machine.chip}: its speed comes from the data sheet")
+    if not calibration.has_rows(machine.chip) and not is_measured:
+        near = "all chips" if constants.chip == ANY else constants.source
+        notes.append(f"unmeasured chip: {machine.chip} has the efficiency of {near}")
     elif constants.stack in (ANY, *ANY_KIND.values()) and not is_measured:
         notes.append(f"no measured row of this software on {machine.chip}")
     if distance > FAR:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regauge.planner import flops, memory_plan
+from regauge.planner.step_time import find_rates
 from regauge.system.units import GIGA, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, TERA
 
 if TYPE_CHECKING:
@@ -25,79 +26,49 @@ def _explain_memory(plan: TrainingPlan) -> list[str]:
     job, parts, shape = plan.job, plan.memory.parts, plan.job.shape
     parameters = shape.parameters(job.head)
     trained = parameters * job.trained_fraction
-    layer = memory_plan.layer_activation_bytes(job)
+    layer = memory_plan.layer_activation_bytes(job) / GIGA
     kept = {"none": "1", "selective": f"{memory_plan.SELECTIVE_SHARE}", "full": "inputs only"}
     shards = memory_plan.count_shards(job, plan.devices)
-    states = [
-        ("weights", parameters, "parameters", shards.weights),
-        ("gradients", trained, "trained parameters", shards.gradients),
-        ("optimizer", trained, "trained parameters", shards.optimizer),
-    ]
+
+    def explain(name: str, elements: float, noun: str, number: int) -> str:
+        size = f"{getattr(parts, name) * number / elements:.4g} B x {elements / GIGA:.4g}e9 {noun}"
+        return f"{size} / {number} shards{' (the largest)' if number > 1 else ''}"
+
+    formulas = {
+        "weights": explain("weights", parameters, "parameters", shards.weights),
+        "gradients": explain("gradients", trained, "trained parameters", shards.gradients),
+        "optimizer": explain("optimizer", trained, "trained parameters", shards.optimizer),
+        "activations": f"{shape.layers} layers x {layer:.4g} GB for {job.tokens_per_pass} tokens,"
+        f" kept: {kept[job.recomputation]}",
+        "logits": f"vocabulary {shape.vocab}, {job.logits}, and gradients",
+        "working_set": "gathered layers or bf16 copies",
+        "context": "libraries and buffers",
+        "fragmentation": "share of the above",
+    }
     return [
-        *(
-            f"{name} = {getattr(parts, name) * number / elements:.4g} B x {elements / GIGA:.4g}e9"
-            f" {noun} / {number} shards{' (the largest)' if number > 1 else ''}"
-            f" = {getattr(parts, name) / GIGA:.4g} GB"
-            for name, elements, noun, number in states
-        ),
-        (
-            f"activations = {shape.layers} layers x {layer / GIGA:.4g} GB for"
-            f" {job.tokens_per_pass} tokens, kept: {kept[job.recomputation]}"
-            f" = {parts.activations / GIGA:.4g} GB"
-        ),
-        (
-            f"logits = vocabulary {shape.vocab} x tokens x"
-            f" {memory_plan.LOGIT_BYTES[job.logits]:g} B = {parts.logits / GIGA:.4g} GB"
-        ),
-        f"working set = gathered layers or bf16 copies = {parts.working_set / GIGA:.4g} GB",
-        (
-            f"context = {parts.context / GIGA:.4g} GB, fragmentation"
-            f" = {parts.fragmentation / GIGA:.4g} GB"
-        ),
+        f"{name} = {text} = {getattr(parts, name) / GIGA:.4g} GB" for name, text in formulas.items()
     ]
 
 
 def _explain_time(plan: TrainingPlan) -> list[str]:
     job, constants, parts = plan.job, plan.constants, plan.step_parts
     shape, tokens = job.shape, job.tokens_per_pass * job.accumulation
-    products = flops.matmul_flops(shape) + flops.head_flops(shape, job.head)
-    efficiency = (
-        constants.efficiency
-        / (1 + constants.hidden_half / shape.hidden)
-        / (1 + constants.token_half / job.tokens_per_pass)
-    )
-    rho = flops.recomputed_share(job.recomputation)
-    return [
-        (
-            f"matmul = {tokens} tokens x {products / GIGA:.4g} GFLOP x (1 + {rho:g} / 3)"
-            f" / ({constants.reference_flops / TERA:.4g} TFLOP/s x {efficiency:.3f})"
-            f" = {parts.matmul:.4g} s"
-        ),
-        (
-            f"efficiency = {constants.efficiency:.3f} / (1 + {constants.hidden_half:.0f} /"
-            f" {shape.hidden}) / (1 + {constants.token_half:.0f} / {job.tokens_per_pass})"
-            f" = {efficiency:.3f}"
-        ),
-        (
-            f"attention = 12 x {shape.layers} layers x {shape.attention.width} x {job.length}"
-            f" for each token{', half of it causal' if shape.attention.is_causal else ''}"
-            f" = {parts.attention:.4g} s"
-        ),
-        (
-            f"activation traffic = {constants.traffic:.3g} times the activations and logits /"
-            f" {plan.machine.memory_bandwidth / GIGA:.4g} GB/s, and the casts of the weights"
-            f" = {parts.traffic:.4g} s"
-        ),
-        (
-            f"growth = compute x ((1 + {constants.growth:g})^log2({plan.count}) - 1)"
-            f" = {parts.growth:.4g} s"
-        ),
-        (
-            f"exposed = max(0, communication - {constants.overlap:g} x compute) + communication /"
-            f" {shape.layers} = {parts.exposed:.4g} s"
-        ),
-        f"optimizer = {parts.optimizer:.4g} s, fixed = {parts.fixed:.4g} s",
-    ]
+    products = (flops.matmul_flops(shape) + flops.head_flops(shape, job.head)) / GIGA
+    speed, *_, slower = find_rates(job, plan.machine, constants)
+    half = ", half of it causal" if shape.attention.is_causal else ""
+    formulas = {
+        "matmul": f"{tokens} tokens x {products:.4g} GFLOP x"
+        f" (1 + {flops.RECOMPUTED[job.recomputation]:g} / 3) / {speed / TERA:.4g}"
+        f" TFLOP/s x {slower:.3f} for small sizes",
+        "attention": f"12 x {shape.layers} layers x {shape.attention.width} x {job.length} for each"
+        f" token{half}",
+        "traffic": f"{constants.traffic:.3g} times the moved activations and logits /"
+        f" {plan.machine.memory_bandwidth / GIGA:.4g} GB/s, and the casts of the weights",
+        "growth": f"compute x ((1 + {constants.growth:g})^log2({plan.count}) - 1)",
+        "exposed": f"max(0, communication - {constants.overlap:g} x compute) + communication /"
+        f" {shape.layers}",
+    }
+    return [f"{name} = {text} = {getattr(parts, name):.4g} s" for name, text in formulas.items()]
 
 
 def _explain_cost(option: Option) -> list[str]:

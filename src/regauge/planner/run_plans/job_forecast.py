@@ -37,6 +37,7 @@ def forecast_job(
         machine = option_search.apply_price(find_machine(instance), price)
         if price.usd_per_hour is not None:
             machine = replace(machine, usd_per_hour=price.usd_per_hour)
+        machine = option_search.use_processes(request, machine)
         job = option_search.place_job(request, machine, count)
         runs = run_history.load_history()
         return describe_forecast(option_search.plan_option(request, job, machine, count, runs))

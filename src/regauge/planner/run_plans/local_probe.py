@@ -62,7 +62,6 @@ def probe_run(run: ProbedRun) -> list[Anchor]:
 
 
 def _probe_processes(run: ProbedRun, processes: int) -> Anchor:
-    """Return the measured run on a process count, compiled if the run would be."""
     execution = run.tables.get("execution") or {}
     is_open = execution.get("compile", "auto") == "auto"
     eager = _measure(run.tables, processes, "off" if is_open else str(execution["compile"]))
@@ -90,7 +89,6 @@ def _measure(tables: Mapping[str, Any], processes: int, compilation: str) -> Anc
 def _write_run_file(
     folder: Path, tables: Mapping[str, Any], processes: int, compilation: str
 ) -> Path:
-    """Write the run file for a benchmark with one short run; return its path."""
     known = {name: table for name, table in tables.items() if name in TrainSettings.model_fields}
     known.pop("monitoring", None)
     execution = {**known.get("execution", {}), "processes": processes, "compile": compilation}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.machines.catalog import (
@@ -19,9 +19,9 @@ from regauge.machines.catalog import (
     load_instances,
     missing_price,
 )
-from regauge.machines.machine_rates import find_machine
+from regauge.machines.machine_rates import find_machine, find_precision_obstacle
 from regauge.planner import intervals, memory_plan
-from regauge.planner.calibration import find_family, load_calibration
+from regauge.planner.calibration import load_calibration
 from regauge.planner.expected_goodput import plan_goodput
 from regauge.planner.run_plans.task_plans import compute_step_seconds, judge_memory, plan_tasks
 from regauge.system import choices
@@ -75,10 +75,11 @@ class Option:
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Tie order: fewer machines, a simpler strategy, less recomputation."""
+        """Tie order: a measured chip, fewer machines, a simpler strategy, less recomputation."""
         job = self.plan.job
         recomputation = RECOMPUTATIONS.index(job.recomputation)
-        return (self.plan.count, job.strategy.complexity, recomputation)
+        is_unmeasured = not load_calibration().has_rows(self.plan.machine.chip)
+        return (is_unmeasured, self.plan.count, job.strategy.complexity, recomputation)
 
 
 class SearchResult(NamedTuple):
@@ -120,10 +121,7 @@ def list_machines(price: Price) -> list[MachineRates]:
 
 
 def has_known_speed(machine: MachineRates) -> bool:
-    """Return whether measured rows or a data sheet give the machine's speed."""
-    names = {machine.chip, find_family(machine.chip)}
-    is_measured = any(chip in names for chip, *_ in load_calibration().stacks)
-    return machine.peak_flops is not None or is_measured
+    return machine.peak_flops is not None or load_calibration().has_rows(machine.chip)
 
 
 def apply_price(machine: MachineRates, price: Price) -> MachineRates:
@@ -158,7 +156,7 @@ def choose_settings(
     Without `is_free`, strategy and recomputation come from the run file.
     """
     candidates = list(_list_candidates(request, machine, count, is_free=is_free))
-    for verdict in ("fits", "uncertain"):
+    for verdict in ("fits", "undecided"):
         if fitting := [item for item in candidates if item.verdict == verdict]:
             return min(fitting, key=lambda item: item.seconds)
     return None
@@ -247,7 +245,7 @@ def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> Tr
     Raises SettingsError if the machines cannot train, if their speed is unknown, or if they have
     more devices than the batch has rows.
     """
-    check_machine(machine)
+    check_machine(machine, request.run.execution.precision)
     devices = machine.devices * count
     if request.place(devices) is None:
         rows = request.smallest_task.run.batch.rows
@@ -261,8 +259,23 @@ def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> Tr
     return job or request.job
 
 
-def check_machine(machine: MachineRates) -> None:
-    """Raise SettingsError if a machine cannot train, or if its speed is unknown."""
+def use_processes(request: TrainingRequest, machine: MachineRates) -> MachineRates:
+    """Return a machine with the run file's `processes`; raises SettingsError for too many."""
+    execution = request.run.execution
+    processes = execution.processes
+    if "processes" not in execution.model_fields_set or processes == "auto":
+        return machine
+    if processes > machine.devices:
+        problem = f"execution.processes = {processes}, and {machine.name} has {machine.devices}"
+        remedy = 'set execution.processes = "auto", or name a larger machine type'
+        raise SettingsError(f"{problem} devices", remedy)
+    return replace(machine, devices=processes)
+
+
+def check_machine(machine: MachineRates, precision: str) -> None:
+    """Raise SettingsError if a machine cannot train in a precision, or if its speed is unknown."""
+    if (obstacle := find_precision_obstacle(machine.chip, precision)) is not None:
+        raise SettingsError(obstacle, "set execution.precision, or name another machine type")
     if machine.chip in load_inference_chips():
         problem = f"{machine.name} has {machine.chip}, which cannot train"
         raise SettingsError(problem, "name a machine type for training, such as trn1.32xlarge")
@@ -271,52 +284,22 @@ def check_machine(machine: MachineRates) -> None:
         raise SettingsError(problem, "add it with: regauge catalog import FILE")
 
 
-def find_smallest_change(
+def find_cheapest_change(
     request: TrainingRequest, machine: MachineRates, count: int, max_count: int = MAX_COUNT
 ) -> JobCandidate | None:
-    """Return the settings that fit and differ least from the run file; None if nothing fits.
+    """Return the settings that fit for the fewest dollars; None if nothing fits.
 
-    Fewer changed settings are better, then the shorter step. More machines are the last resort.
+    More machines are the last resort.
     """
+    free = replace(request, micro_batch=None)
     while count <= max_count:
-        original = request.place(machine.devices * count)
-        if original is not None:
-            changes = list(_list_changes(request, machine, count))
-            for item in sorted(changes, key=partial(_count_changes, original=original)):
-                candidate = shrink_to_fit(request, item)
-                plan = plan_tasks(request, candidate.job, machine, count)
-                if plan.memory.verdict == "fits":
-                    return candidate
+        candidates = _list_candidates(free, machine, count, is_free=True)
+        changed = [shrink_to_fit(request, item) for item in candidates]
+        fitting = [item for item in changed if item.verdict == "fits"]
+        if fitting:
+            return min(fitting, key=lambda item: item.seconds)
         count *= 2
     return None
-
-
-def _count_changes(candidate: JobCandidate, original: TrainingJob) -> tuple[int, float]:
-    names = ("strategy", "recomputation", "micro_batch")
-    changes = sum(getattr(candidate.job, name) != getattr(original, name) for name in names)
-    return changes, candidate.seconds
-
-
-def _list_changes(
-    request: TrainingRequest, machine: MachineRates, count: int
-) -> Iterator[JobCandidate]:
-    """Yield the jobs with other strategies, recomputation, and halved micro-batches."""
-    original = request.place(machine.devices * count)
-    size = original.micro_batch if original else 0
-    sizes = [size >> power for power in range(size.bit_length())]
-    usable = list_strategies(request, machine, count)
-    for strategy in dict.fromkeys((request.job.strategy, *usable)):
-        for recomputation in RECOMPUTATIONS:
-            variant = replace(request.job, strategy=strategy, recomputation=recomputation)
-            for micro_batch in sizes:
-                placed = replace(request, job=variant).place(machine.devices * count, micro_batch)
-                if placed is None:
-                    continue
-                verdict = judge_memory(request, placed, machine, count)
-                if verdict == "fits":
-                    seconds = compute_step_seconds(request, placed, machine, count)
-                    yield JobCandidate(placed, machine, count, seconds, verdict)
-                    break
 
 
 def search_options(
@@ -400,7 +383,6 @@ def _plan_best(
 def _select_usable(
     request: TrainingRequest, candidates: Sequence[JobCandidate], deadline_hours: float | None
 ) -> list[JobCandidate]:
-    """Return the candidates that surely fit and meet the deadline at p50, cheapest first."""
     is_sure = any(item.verdict == "fits" for item in candidates)
     limit = (deadline_hours or math.inf) * SECONDS_PER_HOUR / (request.steps or 1)
     usable = [item for item in candidates if item.verdict == "fits" or not is_sure]
@@ -414,14 +396,15 @@ def _cost_per_step(item: JobCandidate) -> float:
 def rank_options(options: Sequence[Option]) -> list[Option]:
     """Rank options by dollars, or by hours if a price is unknown, with equal ranks for ties.
 
-    Options that tie with the first one in their group are ordered by simplicity.
+    An option's 74th percentile decides, so that a wide interval costs. Options that tie with the
+    first one in their group are ordered by simplicity; those on measured chips come first.
     """
     has_prices = all(option.usd is not None for option in options)
 
     def value(option: Option) -> Estimate:
         return (option.usd if has_prices else option.hours) or option.plan.step_seconds
 
-    left = sorted(options, key=lambda option: value(option).p50)
+    left = sorted(options, key=lambda item: value(item).p50 * value(item).p90)
     ranked: list[Option] = []
     while left:
         group = [item for item in left if intervals.overlaps(value(left[0]), value(item))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import dump
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from regauge.machines.settings import Price
     from regauge.planner.anchors import Anchor
+    from regauge.planner.memory_plan import MemoryParts
     from regauge.planner.run_plans.option_search import Option
     from regauge.planner.run_plans.run_request import TrainingRequest
+    from regauge.planner.step_time import StepParts
     from regauge.planner.training_job import Estimate, TrainingJob
     from regauge.planner.training_plan import TrainingPlan
 
@@ -39,7 +41,6 @@ def describe_estimate(estimate: Estimate | None, scale: float = 1.0) -> dict[str
 
 
 def round_digits(value: float, digits: int = 4) -> float:
-    """Return a number with `digits` significant digits."""
     if not value or not math.isfinite(value):
         return value
     return round(value, digits - 1 - math.floor(math.log10(abs(value))))
@@ -66,7 +67,6 @@ def _format_entry(name: str, value: Any) -> Any:
 
 
 def describe_settings(request: TrainingRequest, job: TrainingJob) -> dict[str, Any]:
-    """Return a job's settings as run file keys with values."""
     rows = max(job.micro_batch // request.sequences_per_row, 1)
     table = dump(job.strategy, with_defaults=False)
     return {
@@ -109,10 +109,10 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
         "parameters": round(job.shape.parameters(job.head)),
         "settings": describe_settings(request, job),
         "fits": plan.memory.verdict,
-        "memory": describe_memory(plan),
+        "memory": _describe_parts(plan.memory.parts, "gb", 1 / GIGA),
         "memory_gb": describe_estimate(plan.memory.total, GIGA),
         "capacity_gb": round_digits(plan.memory.capacity / GIGA),
-        "step": describe_step(plan),
+        "step": _describe_parts(plan.step_parts, "milliseconds", 1000),
         "step_seconds": describe_estimate(plan.step_seconds),
         "tokens_per_second": describe_estimate(plan.tokens_per_second),
         "mfu": _round(plan.mfu),
@@ -131,7 +131,6 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
 
 
 def _describe_tasks(request: TrainingRequest, plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return batch shapes, step and memory for each task in a run."""
     requests = (request, *(other.request for other in request.others))
     return [
         {
@@ -163,29 +162,13 @@ def describe_forecast(option: Option) -> dict[str, Any]:
     }
 
 
-def describe_memory(plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return one device's GB by part; empty parts are left out."""
-    parts = plan.memory.parts
-    sizes = {field.name: getattr(parts, field.name) for field in fields(parts)}
+def _describe_parts(
+    parts: MemoryParts | StepParts, unit: str, scale: float
+) -> list[dict[str, Any]]:
+    values = {name: value for name, value in asdict(parts).items() if value}
     return [
-        {"part": name, "gb": round_digits(size / GIGA), "percent": round(100 * size / parts.total)}
-        for name, size in sizes.items()
-        if size
-    ]
-
-
-def describe_step(plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return one step's milliseconds by part; empty parts are left out."""
-    parts = plan.step_parts
-    times = {field.name: getattr(parts, field.name) for field in fields(parts)}
-    return [
-        {
-            "part": name,
-            "milliseconds": round_digits(1000 * seconds),
-            "percent": round(100 * seconds / parts.total),
-        }
-        for name, seconds in times.items()
-        if seconds
+        {"part": name, unit: round_digits(scale * size), "percent": round(100 * size / parts.total)}
+        for name, size in values.items()
     ]
 
 
@@ -231,7 +214,9 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
             "chip": neighbour.anchor.features.chip,
             "distance": round(neighbour.distance, 2),
             "measured_seconds": round_digits(neighbour.anchor.measured_seconds or 0.0),
-            "error_percent": _error_percent(neighbour.anchor),
+            "error_percent": _compare(
+                neighbour.anchor.predicted_seconds, neighbour.anchor.measured_seconds
+            ),
             "source": neighbour.anchor.source,
             "is_own": bool(neighbour.anchor.run_id),
         }
@@ -272,20 +257,14 @@ def describe_history(runs: Sequence[Anchor]) -> dict[str, Any]:
 
 def _plan_error(anchor: Anchor) -> float | None:
     """Return how much longer a run's plan was than the run; None for a probe."""
-    measured, planned = anchor.measured_seconds, anchor.planned_seconds
+    return _compare(anchor.planned_seconds, anchor.measured_seconds)
+
+
+def _compare(planned: float | None, measured: float | None) -> float | None:
     return round(100 * (planned / measured - 1), 1) if measured and planned else None
 
 
-def _error_percent(anchor: Anchor) -> float | None:
-    """Return how much longer the prediction is than the measurement; None without a time."""
-    measured, predicted = anchor.measured_seconds, anchor.predicted_seconds
-    if not measured or predicted is None:
-        return None
-    return round(100 * (predicted / measured - 1), 1)
-
-
 def describe_price(option: Option, settings: Price) -> str:
-    """Return the machines' hourly price, with source and date."""
     machine = option.plan.machine
     if machine.usd_per_hour is None:
         suffix = "" if machine.name == LOCAL else f": no price in {settings.region}"

@@ -18,6 +18,7 @@ from regauge.data.dataset import (
     assume_manifest,
     read_manifest_file,
 )
+from regauge.data.settings import RowLayout
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, SettingsError
 from regauge.tasks import Task
@@ -64,12 +65,16 @@ def read_rows(run: PlannedRun, tables: Mapping[str, Any]) -> RunRows:
     """Return the rows that a task trains on: prepared ones, or those declared in `[rows]`.
 
     Raises DataError if the manifest is damaged or lacks training rows, and SettingsError if the
-    task cannot use the data.
+    task cannot use the data, or if `[rows]` has an unknown key.
     """
     folder = Path(run.data.path).expanduser() if run.data and run.data.path else None
     if run.data is None or folder is None or not (folder / MANIFEST).is_file():
         declared = tables.get("rows")
-        return _assume_rows(run, declared if isinstance(declared, dict) else {})
+        rows = declared if isinstance(declared, dict) else {}
+        known = list(RowLayout.model_fields)  # or the table of a layout
+        for key in (key for key in rows if key not in known and not isinstance(rows[key], dict)):
+            raise SettingsError(f"unknown key 'rows.{key}'", did_you_mean(key, known))
+        return _assume_rows(run, rows)
     return _read_prepared(run, run.data.model_copy(update={"path": str(folder)}))
 
 
@@ -109,7 +114,6 @@ def _read_prepared(run: PlannedRun, data: DataSettings) -> RunRows:
 
 
 def _assume_rows(run: PlannedRun, table: Mapping[str, Any]) -> RunRows:
-    """Return text rows with the limits from the `[rows]` table, or from the model."""
     task = run.task
     fields = table.get("fields") or {}
     limits = {name: size for name, size in fields.items() if isinstance(size, int)}

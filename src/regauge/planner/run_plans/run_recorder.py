@@ -134,7 +134,6 @@ def median_step(lines: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _is_first_attempt(line: Mapping[str, Any]) -> bool:
-    """Return whether a line ends a run's first interval, so that the next one is warm."""
     return bool(line["attempt"] == 1 and line["step"] > 0)
 
 
@@ -161,7 +160,6 @@ def find_used_machine(
 
 
 def _describe_processor(line: Mapping[str, Any], devices: int) -> MachineRates:
-    """Return the machine for a chip outside the catalog, with the measured peak."""
     return MachineRates(
         name=run_history.LOCAL,
         chip=line["chip"],
@@ -176,7 +174,6 @@ def _describe_processor(line: Mapping[str, Any], devices: int) -> MachineRates:
 
 
 def _read_memory() -> float:
-    """Return this machine's memory in bytes."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
         return 1024.0 * int(text.partition("MemTotal:")[2].split()[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -97,14 +98,24 @@ class TrainingRequest:
     def place(self, devices: int, micro_batch: int | None = None) -> TrainingJob | None:
         """Return the job on a device count; None if the batch has too few rows for it.
 
-        A micro-batch larger than a device's share is reduced to it.
+        Micro-batches are equal: one that is larger than a device's share becomes the largest
+        divisor of the batch within it. The last pass may leave devices idle.
         """
         if self.smallest_task.batch_sequences < devices:
             return None
         share = self.batch_sequences // devices
-        size = min(micro_batch or self.micro_batch or share, share)
-        passes = max(round(self.batch_sequences / (devices * size)), 1)
-        return replace(self.job, micro_batch=size, accumulation=passes)
+        limit = min(micro_batch or self.micro_batch or share, share) // self.sequences_per_row
+        batch_rows = self.batch_sequences // self.sequences_per_row
+        size = find_divisor(batch_rows, max(limit, 1)) * self.sequences_per_row
+        passes = -(-self.batch_sequences // (devices * size))
+        return replace(
+            self.job, micro_batch=size, accumulation=passes, batch_rows=self.batch_sequences
+        )
+
+
+@lru_cache(maxsize=4096)
+def find_divisor(number: int, limit: int) -> int:
+    return next(size for size in range(limit, 0, -1) if number % size == 0)
 
 
 def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
@@ -141,7 +152,6 @@ def _list_tasks(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _select_task(tables: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's tables with only one of its tasks."""
     others = ("name", "weight", "data", "batch")
     selected = {**tables, "task": {key: entry[key] for key in entry if key not in others}}
     for name in ("data", "batch"):
@@ -151,7 +161,6 @@ def _select_task(tables: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[st
 
 
 def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> TrainingRequest:
-    """Return the run with one task, which has a share of the steps."""
     run = _build_run(tables, run_file)
     if not run.task.text_columns():
         problem = f"the planner counts transformers, and a task '{run.task.kind}' without texts"
@@ -174,7 +183,7 @@ def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> Train
             has_fused_attention=run.model.attention != "eager",
             has_fused_norms=run.execution.compile != "off",
             dropout=bool(run.model.dropout),
-            logits="fused",
+            logits="streamed",
             optimizer=OPTIMIZERS.get(run.optimizer.kind, "adamw"),  # type: ignore[arg-type]
             trained_fraction=model.trained_fraction,
             useful_fraction=lengths.real_fraction,

@@ -8,9 +8,12 @@ reaches the target counts as infinitely many steps.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from regauge.config.output_files import METRICS
 from regauge.planner.training_job import Estimate
@@ -27,9 +30,8 @@ MIN_POINTS = 4
 """Fewest evaluations after step 0 for a curve with three parameters."""
 MAX_POINTS = 100
 """Maximum evaluations used, evenly spaced."""
-GRID = 60
-"""How many values the exponent c takes."""
-EXPONENTS = (0.05, 2.0)
+EXPONENTS = tuple(0.05 * 40 ** (step / 59) for step in range(60))
+"""Values of the exponent c: from 0.05 to 2."""
 DEVIATIONS = tuple(step / 4 for step in range(-12, 13))
 """Deviations from the best asymptote, in standard errors."""
 NOISE_FLOOR = 0.01
@@ -136,15 +138,15 @@ def _weigh_curves(
 
     For each exponent, the asymptotes lie around the best one, in units of its standard error.
     """
-    fits = [(exponent, _fit_line(values, exponent)) for exponent in _space(*EXPONENTS)]
+    fits = [(exponent, _fit_line(values, exponent)) for exponent in EXPONENTS]
     freedom = max(len(values) - 3, 1)
-    smallest = min(fit.residual for _, fit in fits)
+    smallest = min(residual for _, (_, residual, _) in fits)
     variance = max(smallest / freedom, (NOISE_FLOOR * improvement) ** 2)
     curves = []
-    for exponent, fit in fits:
+    for exponent, (center, _, factor) in fits:
         powers = [step**-exponent for step, _ in values]
         for deviation in DEVIATIONS:
-            asymptote = max(fit.asymptote + deviation * math.sqrt(variance * fit.factor), bound)
+            asymptote = max(center + deviation * math.sqrt(variance * factor), bound)
             scale, residual = _fit_scale(values, powers, asymptote)
             steps = math.inf
             if goal > asymptote and scale > 0:
@@ -155,37 +157,23 @@ def _weigh_curves(
         yield steps, math.exp(-(residual - smallest) / (2 * variance))
 
 
-class _Line(NamedTuple):
-    """The line a + b x with the least squares."""
+def _fit_line(values: Sequence[tuple[int, float]], exponent: float) -> tuple[float, float, float]:
+    """Return asymptote, residual, and asymptote variance, for values of variance 1.
 
-    asymptote: float
-    residual: float
-    factor: float
-    """Asymptote variance for a value variance of 1."""
-
-
-def _fit_line(values: Sequence[tuple[int, float]], exponent: float) -> _Line:
-    """Return the line through the values over x = step^-exponent."""
+    It is the line with the least squares over x = step^-exponent.
+    """
     powers = [step**-exponent for step, _ in values]
-    count = len(values)
-    mean_power = sum(powers) / count
-    mean = sum(value for _, value in values) / count
-    spread = sum((power - mean_power) ** 2 for power in powers)
-    product = sum(
-        (power - mean_power) * (value - mean)
-        for power, (_, value) in zip(powers, values, strict=True)
-    )
-    scale = product / spread
-    asymptote = mean - scale * mean_power
+    scale, asymptote = statistics.linear_regression(powers, [value for _, value in values])
     residual = sum(
         (value - asymptote - scale * power) ** 2
         for power, (_, value) in zip(powers, values, strict=True)
     )
-    return _Line(asymptote, residual, 1 / count + mean_power**2 / spread)
+    mean = statistics.fmean(powers)
+    spread = sum((power - mean) ** 2 for power in powers)
+    return asymptote, residual, 1 / len(values) + mean**2 / spread
 
 
 def _compute_steps(ratio: float, exponent: float) -> float:
-    """Return ratio^(1 / exponent), infinite if too large for a number."""
     power = math.log(ratio) / exponent
     return math.exp(power) if power < math.log(1e15) else math.inf
 
@@ -193,27 +181,16 @@ def _compute_steps(ratio: float, exponent: float) -> float:
 def _fit_scale(
     values: Sequence[tuple[int, float]], powers: Sequence[float], asymptote: float
 ) -> tuple[float, float]:
-    """Return the least-squares scale b, and the sum of its squared residuals."""
     above = [value - asymptote for _, value in values]
-    scale = sum(map(float.__mul__, powers, above)) / sum(power * power for power in powers)
+    scale = statistics.linear_regression(powers, above, proportional=True).slope
     return scale, sum(
         (value - scale * power) ** 2 for value, power in zip(above, powers, strict=True)
     )
 
 
-def _space(low: float, high: float) -> list[float]:
-    ratio = math.log(high / low) / (GRID - 1)
-    return [low * math.exp(index * ratio) for index in range(GRID)]
-
-
 def _find_quantile(weighted: Sequence[tuple[float, float]], limit: float) -> float:
-    """Return the smallest value at which the summed weights reach a limit."""
-    total = 0.0
-    for value, weight in weighted:
-        total += weight
-        if total >= limit:
-            return value
-    return weighted[-1][0]
+    totals = list(itertools.accumulate(weight for _, weight in weighted))
+    return weighted[min(bisect.bisect_left(totals, limit), len(totals) - 1)][0]
 
 
 def combine(first: Estimate, second: Estimate) -> Estimate:

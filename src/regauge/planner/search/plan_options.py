@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from regauge.planner.software import REGAUGE
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -49,3 +51,5 @@ class Purpose:
     """Tokens per text, without a dataset."""
     new_tokens: int | None = None
     """Tokens that a causal model generates for each text."""
+    software: str = REGAUGE
+    """Planned training software."""

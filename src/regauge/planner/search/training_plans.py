@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
+from regauge.machines.machine_rates import find_precision_obstacle
 from regauge.planner import run_history
 from regauge.planner.run_plans import option_search
 from regauge.planner.run_plans.explain_plan import explain_plan
@@ -26,7 +27,8 @@ from regauge.planner.run_plans.target_curve import combine, forecast_target
 from regauge.planner.search.select_machines import parse_hours, select_machines
 from regauge.planner.training_job import Estimate
 from regauge.system import choices
-from regauge.system.errors import SettingsError
+from regauge.system.errors import InconclusiveError, PreflightError, SettingsError
+from regauge.system.units import GIGA, SECONDS_PER_HOUR
 from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -52,8 +54,10 @@ OTHER_TABLES = frozenset(
     }
 )
 """Other verbs' tables that a run file may have."""
-REFUSED = 2
-"""Exit code for a plan that does not fit or misses its deadline."""
+REFUSED = SettingsError.exit_code
+"""Exit code for a plan that misses its deadline."""
+EXIT_CODES = {"does not fit": PreflightError.exit_code, "undecided": InconclusiveError.exit_code}
+"""Exit codes for plans that do not surely fit."""
 
 
 def read_tables(run_file: Path, overrides: tuple[str, ...], stage: str | None) -> config.Tables:
@@ -100,7 +104,9 @@ def plan_run(
     if machines.cheapest or machines.compare or len(selected) > 1:
         return rank(request, machines, runs)
     ((machine, count),) = selected
-    if machine.name == run_history.LOCAL and request.run.execution.precision == "auto":
+    if machine.name != run_history.LOCAL:
+        machine = option_search.use_processes(request, machine)
+    elif request.run.execution.precision == "auto":
         job = replace(request.job, precision=run_history.find_local_precision(runs))
         request = replace(request, job=job)
     return plan_one(request, machine, count, machines.deadline, runs, explain=explain)
@@ -145,7 +151,6 @@ def plan_one(
 def _plan_scaling(
     request: TrainingRequest, machine: MachineRates, count: int, runs: Sequence[Anchor]
 ) -> list[dict[str, Any]]:
-    """Return the scaling curve over machines, or over this machine's processes."""
     if machine.name != run_history.LOCAL:
         scaled = [(machine, number) for number in _list_counts(count)]
     else:
@@ -177,14 +182,18 @@ def _list_counts(count: int) -> list[int]:
 def _find_refusal(request: TrainingRequest, option: Option, deadline: str | None) -> dict[str, Any]:
     """Return why a plan cannot be used, with the change that makes it fit; empty otherwise."""
     plan = option.plan
+    verdict, total = plan.memory.verdict, plan.memory.total.scale(1 / GIGA)
+    if verdict != "fits":
+        change = option_search.find_cheapest_change(request, plan.machine, plan.count)
+        text = _describe_change(request, plan.job, plan.count, change)
+        capacity = f"it has {plan.memory.capacity / GIGA:.3g} GB"
+        problem = f"the run needs {total.p50:.3g} GB of each device, and {capacity}"
+        if verdict == "undecided":
+            problem = f"undecided: the run needs {total.p10:.3g} to {total.p90:.3g} GB of each"
+            problem += f" device, and {capacity}"
+        error = f"{problem}; {text}"
+        return {"change": text, "error": error, "code": EXIT_CODES[verdict]}
     answer: dict[str, Any] = {}
-    if plan.memory.verdict != "fits":
-        change = option_search.find_smallest_change(request, plan.machine, plan.count)
-        answer["change"] = _describe_change(request, plan.job, plan.count, change)
-    if plan.memory.verdict == "does not fit":
-        gigabytes, capacity = plan.memory.total.p50 / 1e9, plan.memory.capacity / 1e9
-        problem = f"the run needs {gigabytes:.3g} GB of each device, and it has {capacity:.3g} GB"
-        return answer | {"error": f"{problem}; {answer['change']}", "code": REFUSED}
     if deadline is not None and option.hours is not None:
         limit = parse_hours(deadline)
         if option.hours.p90 > limit:
@@ -208,40 +217,46 @@ def _describe_change(
     settings = [text for text in settings if not text.startswith("accumulation")]
     if change.count != count:
         settings.append(f"--on {change.machine.name}:{change.count}")
-    return f"it fits with: {' '.join(settings)} (step {change.seconds:.3g} s)"
+    price = change.machine.usd_per_hour
+    cost = f"step {change.seconds:.3g} s"
+    if request.steps and price is not None:
+        hours = change.seconds * change.count * request.steps / SECONDS_PER_HOUR
+        cost += f", {hours * price:.3g} USD"
+    return f"it fits with: {' '.join(settings)} ({cost})"
 
 
 def rank(
     request: TrainingRequest, machines: Machines, runs: Sequence[Anchor] = ()
 ) -> dict[str, Any]:
-    """Return options ranked by dollars; equal ranks are ties."""
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
-    more = 0
-    if machines.cheapest:
-        options, more = _search(request, machines, deadline, runs)
-    else:
-        options = compare(request, select_machines(request, machines), deadline, runs)
+    options, more, left_out = _list_options(request, machines, deadline, runs)
     rows = [describe_option(request, option) for option in options]
     ties = sum(option.rank == options[0].rank for option in options)
     notes = [*request.notes, *dict.fromkeys(note for o in options for note in o.plan.notes)]
+    notes += left_out
     if ties > 1:
         notes.append(f"the first {ties} options are ties: the planner cannot tell them apart")
     answer: dict[str, Any] = {"steps": request.steps, "options": rows, "more_options": more}
     return answer | {"notes": notes, "warnings": _list_warnings(request, options)}
 
 
-def _search(
-    request: TrainingRequest,
-    machines: Machines,
-    deadline: float | None,
-    runs: Sequence[Anchor],
-) -> option_search.SearchResult:
-    """Return the cheapest options over all machine types with a price, with any settings."""
-    free = replace(request, micro_batch=None)
-    listed = option_search.list_machines(request.run.execution.price)
-    return option_search.search_options(
+def _list_options(
+    request: TrainingRequest, machines: Machines, deadline: float | None, runs: Sequence[Anchor]
+) -> tuple[list[Option], int, list[str]]:
+    """Return the ranked options, how many more a search found, and machines left out."""
+    if not machines.cheapest:
+        options, left_out = compare(request, select_machines(request, machines), deadline, runs)
+        return options, 0, left_out
+    free, execution = replace(request, micro_batch=None), request.run.execution
+    listed = [
+        machine
+        for machine in option_search.list_machines(execution.price)
+        if find_precision_obstacle(machine.chip, execution.precision) is None
+    ]
+    result = option_search.search_options(
         free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
     )
+    return result.options, result.num_more, []
 
 
 def compare(
@@ -249,34 +264,40 @@ def compare(
     selected: Sequence[tuple[MachineRates, int]],
     deadline: float | None,
     runs: Sequence[Anchor],
-) -> list[Option]:
+) -> tuple[list[Option], list[str]]:
     """Return the named machines ranked, each with the run file's settings if these fit.
 
-    Otherwise the settings are chosen. Raises SettingsError if the run does not fit on any of them,
-    or if all of them miss the deadline.
+    Otherwise the settings are chosen. Also returns why machines are left out. Raises SettingsError
+    if the run does not fit on any of them, or if all of them miss the deadline.
     """
-    options = []
+    options: list[Option] = []
+    left_out: list[str] = []
     for machine, count in selected:
+        name, precision = f"{count} x {machine.name}", request.run.execution.precision
+        if (obstacle := find_precision_obstacle(machine.chip, precision)) is not None:
+            left_out.append(f"left out {name}: {obstacle}")
+            continue
         candidate = option_search.choose_settings(request, machine, count, is_free=False)
         free = replace(request, micro_batch=None)
         candidate = candidate or option_search.choose_settings(free, machine, count)
         if candidate is not None:
             fitting = option_search.shrink_to_fit(request, candidate, runs)
             options.append(option_search.plan_option(request, fitting.job, machine, count, runs))
+        elif request.place(machine.devices * count) is None:
+            left_out.append(f"left out {name}: batch.rows is less than its devices")
+        else:
+            left_out.append(f"left out {name}: the run does not fit")
     if not options:
-        names = ", ".join(f"{count} x {machine.name}" for machine, count in selected)
-        raise SettingsError(f"the run fits on none of: {names}", "search with --cheapest")
+        raise SettingsError("; ".join(left_out), "search with --cheapest")
     fastest = min(options, key=lambda item: item.plan.step_seconds.p50)
-    in_time = [
-        option
-        for option in options
-        if deadline is None or (option.hours is not None and option.hours.p90 <= deadline)
-    ]
+    late = [option for option in options if deadline and not _finishes(option, deadline)]
+    left_out += [f"left out {option.name}: it misses the deadline" for option in late]
+    in_time = [option for option in options if option not in late]
     if not in_time and fastest.hours is not None:
         problem = f"none of these machines finishes within {deadline:g} h"
         remedy = f"allow {fastest.hours.p90:.3g} h, the p90 of {fastest.name}"
         raise SettingsError(problem, remedy)
-    return option_search.rank_options(in_time or options)
+    return option_search.rank_options(in_time or options), left_out
 
 
 def plan_target(
@@ -299,11 +320,8 @@ def plan_target(
         raise SettingsError(problem, f"lower the target: the best value is {forecast.best_value:g}")
     request = replace(request, steps=max(round(forecast.steps.p50), 1))
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
-    more = 0
-    if machines.cheapest:
-        options, more = _search(request, machines, deadline, runs)
-    else:
-        options = compare(request, select_machines(request, machines), None, runs)
+    limit = deadline if machines.cheapest else None
+    options, more, _ = _list_options(request, machines, limit, runs)
     options = [_spread(option, forecast) for option in options]
     in_time = [item for item in options if deadline is None or _finishes(item, deadline)]
     if not in_time:

@@ -20,8 +20,8 @@ import numpy as np
 from planner_chips import build_rates
 
 from regauge.planner.run_plans.run_request import TrainingRequest, read_request
+from regauge.planner.run_plans.software import REGAUGE, use_software
 from regauge.planner.run_plans.task_plans import plan_tasks
-from regauge.planner.software import REGAUGE, use_software
 from regauge.planner.training_job import Estimate
 from regauge.planner.training_plan import TrainingPlan
 

@@ -15,9 +15,9 @@ from regauge.planner import memory_plan
 from regauge.planner.calibration import load_calibration
 from regauge.planner.run_plans import option_search
 from regauge.planner.run_plans.run_request import find_divisor, read_request
+from regauge.planner.run_plans.software import use_software
 from regauge.planner.search import training_plans
 from regauge.planner.search.plan_options import Machines
-from regauge.planner.software import use_software
 from regauge.planner.step_time import find_rates, optimizer_seconds, plan_step
 from regauge.planner.training_plan import plan_training
 from regauge.system.errors import SettingsError

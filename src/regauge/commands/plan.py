@@ -14,11 +14,11 @@ from cyclopts import Parameter
 
 from regauge import commands
 from regauge.commands import _plan_text
+from regauge.planner.run_plans.software import REGAUGE, use_software
 from regauge.planner.search import training_plans
 from regauge.planner.search.inference_plans import plan_inference, read_price
 from regauge.planner.search.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
 from regauge.planner.search.select_machines import check_machines
-from regauge.planner.software import REGAUGE, use_software
 from regauge.system.errors import SettingsError
 from regauge.system.garbage import pause_collection
 

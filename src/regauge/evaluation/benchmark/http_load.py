@@ -108,7 +108,7 @@ class LoadResult(NamedTuple):
     """Number of generated tokens in status 200 answers."""
 
 
-class Answer(NamedTuple):
+class RequestEnd(NamedTuple):
     """The end of a request."""
 
     status: str
@@ -132,18 +132,18 @@ class _Recorder:
         self.end = self.start
         self._processor_start = time.process_time()
 
-    def record(self, answer: Answer, since: float) -> None:
+    def record(self, end: RequestEnd, since: float) -> None:
         """Add a request whose latency counts from `since`."""
         self.end = time.perf_counter()
-        self.statuses[answer.status] += 1
-        if answer.status != OK:
+        self.statuses[end.status] += 1
+        if end.status != OK:
             self.latencies_ms.append(None)
             return
-        first_at = answer.first_at or self.end
+        first_at = end.first_at or self.end
         self.latencies_ms.append(round(1e3 * (first_at - since), 4))
-        self.num_tokens += answer.num_tokens
-        if answer.num_tokens > 1:
-            self.token_ms.append(round(1e3 * (self.end - first_at) / (answer.num_tokens - 1), 4))
+        self.num_tokens += end.num_tokens
+        if end.num_tokens > 1:
+            self.token_ms.append(round(1e3 * (self.end - first_at) / (end.num_tokens - 1), 4))
 
     def build_result(self, min_seconds: float) -> LoadResult:
         seconds = max(self.end - self.start, min_seconds)
@@ -192,10 +192,10 @@ class HttpLoad:
             is_last = False
             while not is_last:
                 sent_at = time.perf_counter()
-                answer = await self._send(next(bodies))
-                recorder.record(answer, sent_at)
-                if answer.pause:
-                    await asyncio.sleep(answer.pause)
+                end = await self._send(next(bodies))
+                recorder.record(end, sent_at)
+                if end.pause:
+                    await asyncio.sleep(end.pause)
                 is_last = time.perf_counter() - recorder.start >= seconds
 
         await asyncio.gather(*(run_connection() for _ in range(concurrency)))
@@ -221,19 +221,19 @@ class HttpLoad:
         await asyncio.gather(*requests)
         return recorder.build_result(seconds)
 
-    async def _send(self, body: bytes) -> Answer:
+    async def _send(self, body: bytes) -> RequestEnd:
         try:
             async with self._session.post(self._target.address, data=body) as answer:
                 if self._target.generates_text and answer.status == HTTPStatus.OK:
                     return await _read_stream(answer.content)
                 await answer.read()
         except TimeoutError:
-            return Answer(TIMEOUT)
+            return RequestEnd(TIMEOUT)
         except aiohttp.ClientError:
-            return Answer(CONNECTION, REFUSAL_PAUSE_SECONDS)
+            return RequestEnd(CONNECTION, REFUSAL_PAUSE_SECONDS)
         if answer.status == HTTPStatus.OK:
-            return Answer(OK)
-        return Answer(str(answer.status), _find_pause(answer.headers.get("Retry-After")))
+            return RequestEnd(OK)
+        return RequestEnd(str(answer.status), _find_pause(answer.headers.get("Retry-After")))
 
     def _iterate_bodies(self, texts_per_request: int) -> Iterator[bytes]:
         """Return an endless iterator over prebuilt bodies with consecutive texts."""
@@ -246,7 +246,7 @@ class HttpLoad:
         return cycle(bodies)
 
 
-async def _read_stream(lines: AsyncIterable[bytes]) -> Answer:
+async def _read_stream(lines: AsyncIterable[bytes]) -> RequestEnd:
     """Read the events of a generated text.
 
     The text of an event counts as one token or more: only the first event and the last one, which
@@ -258,13 +258,13 @@ async def _read_stream(lines: AsyncIterable[bytes]) -> Answer:
             continue
         data = line.removeprefix(EVENT).strip()
         if data.startswith(b'{"error"'):
-            return Answer(STREAM_ERROR)
+            return RequestEnd(STREAM_ERROR)
         is_complete = is_complete or data == LAST_EVENT
         if first_at is None and data != LAST_EVENT and _has_text(json.loads(data)):
             first_at = time.perf_counter()
         elif b'"completion_tokens"' in data:
             num_tokens = json.loads(data)["usage"]["completion_tokens"]
-    return Answer(OK if is_complete else CONNECTION, 0.0, first_at, num_tokens)
+    return RequestEnd(OK if is_complete else CONNECTION, 0.0, first_at, num_tokens)
 
 
 def _has_text(event: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge.planner.software import REGAUGE
+from regauge.planner.run_plans.software import REGAUGE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -48,6 +48,7 @@ KINDS = choices.names("backends")
 LIBRARIES = ("onnxruntime", "onnx", "onnxscript", "openvino")
 VENDORS = ("torch_xla", "torch_neuronx", "torch_neuron", "habana_frameworks")
 COMPILERS_OF_TORCH = {"inductor", "torch-compile"}
+QUICK_KINDS = [pytest.param(k, marks=[pytest.mark.full] * (k in COMPILERS_OF_TORCH)) for k in KINDS]
 WEIGHTLESS = {"inductor", "onnx", "openvino"}
 """Backends whose payloads contain no weights."""
 SHAPES = (Shape(6, 8), Shape(4, 16), Shape(3, 24))
@@ -389,11 +390,7 @@ def cases(
     ]
 
 
-@pytest.mark.parametrize(
-    "usable",
-    [pytest.param(k, marks=[pytest.mark.full] * (k in COMPILERS_OF_TORCH)) for k in KINDS],
-    indirect=True,
-)
+@pytest.mark.parametrize("usable", QUICK_KINDS, indirect=True)
 def test_an_output_is_not_overwritten_by_the_next_one(
     usable: tuple[Backend, ExecutionContext], export: Export
 ) -> None:
@@ -406,6 +403,7 @@ def test_an_output_is_not_overwritten_by_the_next_one(
     assert np.array_equal(to_array(first), copied)
 
 
+@pytest.mark.parametrize("usable", QUICK_KINDS, indirect=True)
 def test_the_weights_of_the_payload_are_used(
     usable: tuple[Backend, ExecutionContext], export: Export
 ) -> None:

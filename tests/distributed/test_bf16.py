@@ -18,6 +18,7 @@ TOLERANCE = 1e-3
 """A bf16 value has 8 bits (0.4 %); a loss is a mean of many values, so its error is smaller."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("task", "size", "strategy"),
     cases(

@@ -36,6 +36,7 @@ def encode(text: str) -> list[int]:
     return [int(word.removeprefix("w")) for word in text.split()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("task", "size", "strategy"),
     cases(

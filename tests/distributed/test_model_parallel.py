@@ -209,6 +209,7 @@ def check_halves(runner: ModelParallelRunner, program: nn.Module) -> None:
     assert split_bytes(program) > size / 2
 
 
+@pytest.mark.full
 def test_two_devices_compute_the_same_with_half_of_the_weights_each(
     encoder: nn.Module, parallel_runner: ModelParallelRunner, figure: Callable[[str, float], None]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(
     assert run_losses[1] == pytest.approx(run_losses[0], rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "vector_bits", [pytest.param(None, id="vectors"), pytest.param(1, id="scalars", marks=FULL)]
 )

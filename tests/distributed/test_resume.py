@@ -117,6 +117,7 @@ def test_a_resume_is_exact_with_other_optimizers(
     check_resume(runs, size, "mlm", optimizer={"kind": kind}, strategy=strategy, **LONG)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("task", "size", "amount"),
     cases(

@@ -182,6 +182,7 @@ def check_evaluation(folder: Path, kind: str, *models: str) -> None:
     assert rows.keys() - table.keys() == baselines.get(kind, set())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_improves_the_held_out_metrics(folder: Path, kind: str) -> None:
     before, after = read_metrics(train_once(folder, kind))

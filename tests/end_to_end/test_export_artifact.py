@@ -567,7 +567,7 @@ print(vectors.tobytes().hex(), "torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+@pytest.mark.parametrize("backend", ["openvino", pytest.param("onnx", marks=pytest.mark.full)])
 def test_backends_without_torch_compute_without_importing_it(
     encoder: Path, tmp_path: Path, backend: str
 ) -> None:

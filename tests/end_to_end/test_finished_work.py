@@ -202,6 +202,7 @@ def test_an_evaluation_is_repeated_if_its_inputs_or_outputs_changed(
     assert "action" not in json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_a_finished_export_and_job_are_not_changed(
     workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_model_is_downloaded_once_and_trained(hub: str, train: Train, tmp_path
     assert "parameters: 29260" in again.stdout, again.stderr
 
 
+@pytest.mark.full
 def test_a_tokenizer_is_downloaded_without_the_weights(tokenizer_hub: str, tmp_path: Path) -> None:
     """A dry run downloads nothing; the name of the model is the name of its tokenizer."""
     (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n{"text": "two three"}\n')

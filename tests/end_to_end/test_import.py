@@ -237,7 +237,7 @@ def test_the_names_and_buffers_of_older_versions_are_imported(
     assert_same(import_weights(tmp_path / "w.pt"), weights)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("is_tied", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_stored_output_layer_is_imported(tmp_path: Path, *, is_tied: bool) -> None:
     """The reference is transformers: a layer that differs from the embeddings is kept."""
     folder = tmp_path / "hf"

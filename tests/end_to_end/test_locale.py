@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TEMPLATE = """\
 {% for message in messages %}<«{{ message.role }}»>{{ message.content }}\
 {% if message.role == "assistant" %}[SEP]{% endif %}{% endfor %}\
@@ -38,6 +40,7 @@ def prepare(folder: Path, variables: dict[str, str]) -> dict[str, object]:
     return result
 
 
+@pytest.mark.full
 def test_a_chat_template_is_read_as_utf_8(tmp_path: Path) -> None:
     (tmp_path / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
     (tmp_path / "run.toml").write_text(RUN_FILE, encoding="utf-8")

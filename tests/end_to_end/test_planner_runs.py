@@ -37,6 +37,7 @@ def write_run(folder: Path, data: Path, steps: int = 10) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_a_finished_run_corrects_the_next_plan(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

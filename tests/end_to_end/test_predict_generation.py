@@ -27,7 +27,7 @@ from regauge.inference.export.programs import build_folder_spec
 MAX_NEW_TOKENS = 6
 
 
-@pytest.fixture(scope="module", params=["clm", "llama"])
+@pytest.fixture(scope="module", params=["clm", pytest.param("llama", marks=pytest.mark.full)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_model(tmp_path_factory.mktemp("writer"), request.param, datasets.write_packed)
 

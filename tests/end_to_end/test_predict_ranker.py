@@ -50,8 +50,11 @@ def test_an_artifact_has_the_metrics_and_scores_of_its_run(run: Path, tmp_path: 
     table = read_table(tmp_path / "out")
     assert table["id"].to_pylist() == list(range(40))
     columns = [[record[name] for record in examples] for name in ("query", "document")]
-    values = {name: [record.get(name) for record in examples] for name in ("price", "brand")}
-    scores = regauge.load(artifact).predict(*columns, values=values)["score"]
+    model = regauge.load(artifact)
+    fields = model.program.fields
+    names = (*fields.numeric_features, *fields.categorical_features)
+    values = {name: [record.get(name) for record in examples] for name in names}
+    scores = model.predict(*columns, values=values)["score"]
     assert np.array_equal(table["score"].to_numpy(), scores)
     assert len(set(scores.tolist())) > 30
 

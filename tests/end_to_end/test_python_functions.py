@@ -317,6 +317,7 @@ print("prepared once")
 """
 
 
+@pytest.mark.full
 def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     tables = {**PREPARE, "prepare": {"processes": 2}, "data": {"path": str(tmp_path / "data")}}
     script = tmp_path / "script.py"

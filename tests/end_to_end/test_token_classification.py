@@ -115,6 +115,7 @@ def artifact(run: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_an_artifact_predicts_entities_of_files(run: Path, artifact: Path, tmp_path: Path) -> None:
     texts = ["Ann lives in Oslo .", "nothing", "Carla Miller stays in Rome.", "x " * 40 + "Dan"]
     source = tmp_path / "texts.jsonl"

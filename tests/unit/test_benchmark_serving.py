@@ -129,6 +129,7 @@ def test_refusals_are_part_of_the_result(tmp_path: Path) -> None:
     assert "429: " in section.tables[0].rows[1]["statuses"]
 
 
+@pytest.mark.full
 def test_a_regression_is_an_error_after_the_result_is_written(
     result_folder: Path, tmp_path: Path
 ) -> None:

@@ -310,7 +310,11 @@ def test_a_changed_shard_is_refused_before_training(tmp_path: Path) -> None:
     [
         (("execution.precision=fp16",), "accelerator 'cpu' does not train in fp16 here"),
         (("strategy=single", "execution.processes=2"), "strategy 'single' cannot be used: "),
-        (("accelerator=gaudi", "execution.precision=bf16"), "accelerator 'gaudi' is not usable"),
+        pytest.param(
+            ("accelerator=gaudi", "execution.precision=bf16"),
+            "accelerator 'gaudi' is not usable",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 @pytest.mark.parametrize("is_prepared", [False, True])

@@ -202,7 +202,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.full] * (name not in ("classify", "dpo")))
+        pytest.param(name, marks=[pytest.mark.full] * (name != "classify"))
         for name in sorted(RECORDS)
     ],
 )

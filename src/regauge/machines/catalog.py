@@ -130,10 +130,16 @@ def find_user_folder() -> Path:
 
     The variable REGAUGE_CATALOG names another folder.
     """
-    if folder := os.environ.get("REGAUGE_CATALOG"):
+    return _find_folder(*map(os.environ.get, ("REGAUGE_CATALOG", "XDG_DATA_HOME", "HOME")))
+
+
+@cache
+def _find_folder(folder: str | None, data: str | None, home: str | None) -> Path:
+    """Return the folder for values of the variables; a plan asks for it thousands of times."""
+    del home  # `Path` reads it
+    if folder:
         return Path(folder).expanduser()
-    data = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(data) if data.startswith("/") else Path.home() / ".local" / "share"
+    base = Path(data) if data and data.startswith("/") else Path.home() / ".local" / "share"
     return base / "regauge" / "catalog"
 
 

@@ -155,6 +155,20 @@ def test_a_causal_model_generates_tokens(
     assert served["latency_ms_p10"] < served["latency_ms"] < served["latency_ms_p90"]
 
 
+def test_the_latency_is_that_of_the_batch_that_the_memory_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request waits for two batches; more rows would be in time, and do not fit."""
+    folder = write_config(tmp_path, LLAMA_7B)
+    purpose = ("--tokens", "1000", "--new-tokens", "100", "--serve", "5")
+    [option] = read_plan(capsys, folder, *purpose, "--on", "g5.xlarge")["options"]
+    machine, rows = find_machine("g5.xlarge"), option["batch_rows"]
+    times = RooflineTimes(shape_from_config(LLAMA_7B), machine, new_tokens=100)
+    assert option["latency_ms"] == pytest.approx(2 * times.milliseconds(1000, rows), rel=1e-3)
+    assert times.fits(1000, rows)
+    assert not times.fits(1000, 2 * rows)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -226,16 +226,18 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
     named type lacks a price.
     """
     instances = [find_instance(name, "--on") for name in names] or list(load_instances().values())
-    placements, region = [], request.price.region
+    region, has_prices, placements = request.price.region, False, []
     for instance in instances:
         price = _find_price(instance, request.price)
-        if price is None and names:
-            raise missing_price(region, instance.name)
+        if price is None:
+            if names:
+                raise missing_price(region, instance.name)
+            continue
+        has_prices = True
         placement = request.place(instance, is_named=bool(names))
-        if placement is not None and price is not None:
+        if placement is not None:
             placements.append(Placed(instance, price, placement))
     if not placements:
-        has_prices = any(_find_price(item, request.price) is not None for item in instances)
         raise request.obstacle if has_prices else missing_price(region)
     return placements
 
@@ -304,7 +306,8 @@ def plan_serving(
             return intervals.estimate(milliseconds, placement.spread)
 
         fastest = min(fastest, answer(1).p90)
-        sizes = [rows for _, rows in placement.shapes if answer(rows).p90 <= slo_ms]
+        row_counts = {rows for _, rows in placement.shapes}
+        sizes = [rows for rows in row_counts if answer(rows).p90 <= slo_ms]
         if not sizes:
             continue
         milliseconds, rows = find_row_milliseconds(request, placement, max(sizes))
@@ -314,7 +317,7 @@ def plan_serving(
         option = _build_option(placed, counts[-1], rows, capacity)
         dollars = placed.usd_per_hour / SECONDS_PER_HOUR / rate * MILLION
         usd = Estimate(*(dollars * count for count in counts))
-        options.append(replace(option, latency_ms=answer(max(sizes)), usd_per_million=usd))
+        options.append(replace(option, latency_ms=answer(rows), usd_per_million=usd))
     if not options:
         problem = f"no machine type answers within {slo_ms:g} ms"
         raise SettingsError(problem, f"allow {fastest:.3g} ms, or export a faster artifact")

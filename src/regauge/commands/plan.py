@@ -17,7 +17,7 @@ from regauge.commands import _plan_text
 from regauge.planner.run_plans.software import REGAUGE, use_software
 from regauge.planner.search import training_plans
 from regauge.planner.search.inference_plans import plan_inference, read_price
-from regauge.planner.search.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
+from regauge.planner.search.plan_options import DEFAULT_MAX_NODES, Machines, Purpose, refuse_options
 from regauge.planner.search.select_machines import check_machines
 from regauge.system.errors import SettingsError
 from regauge.system.garbage import pause_collection
@@ -96,16 +96,10 @@ def _plan(
         if purpose.software != REGAUGE:
             raise SettingsError("--software has no effect on this plan", "remove it")
         return plan_inference(subject, machines, purpose, read_price(overrides, stage))
-    _check_training(purpose)
+    fields = ("slo_ms", "lengths", "tokens", "new_tokens")
+    refuse_options(purpose, fields, "needs --serve or --predict", "add one of them")
     tables = training_plans.read_tables(subject, overrides, stage)
     request = use_software(training_plans.read_run(tables, subject), purpose.software)
     check_machines(machines)
     probes = training_plans.probe_machine(request, tables) if machines.probe else ()
     return training_plans.plan_run(request, machines, purpose.to_target, probes, explain=explain)
-
-
-def _check_training(purpose: Purpose) -> None:
-    for name in ("slo_ms", "lengths", "tokens", "new_tokens"):
-        if getattr(purpose, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise SettingsError(f"{option} needs --serve or --predict", "add one of them")

@@ -20,6 +20,7 @@ from regauge.planner.run_plans.plan_document import (
     list_price_warnings,
 )
 from regauge.planner.run_plans.prepared_data import read_histogram
+from regauge.planner.search.plan_options import name_option, refuse_options
 from regauge.planner.search.select_machines import expand_chips
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.hub import CONFIG, final_model_dir, resolve_model
@@ -72,7 +73,9 @@ def plan_inference(
             "new_tokens": request.new_tokens,
         }
     else:
-        _check_lengths(purpose)
+        problem = "has no effect on the plan of an artifact"
+        remedy = "remove it, or name a model folder"
+        refuse_options(purpose, ("tokens", "new_tokens"), problem, remedy)
         request, notes = read_artifact(folder, purpose.lengths, price)
         answer = {
             "measured_on": f"{request.chip}, {request.threads} threads",
@@ -127,8 +130,8 @@ def _check_purpose(machines: Machines, purpose: Purpose) -> None:
     for name in ("serve", "predict", "slo_ms", "tokens", "new_tokens"):
         value = getattr(purpose, name)
         if value is not None and value <= 0:
-            option = f"--{name.replace('_', '-')}"
-            raise SettingsError(f"{option} {value:g} is not positive", "use a positive number")
+            problem = f"{name_option(name)} {value:g} is not positive"
+            raise SettingsError(problem, "use a positive number")
     if purpose.tokens is not None and purpose.lengths is not None:
         raise SettingsError("--tokens and --lengths contradict each other", "use one of them")
     if purpose.slo_ms is not None and purpose.serve is None:
@@ -193,15 +196,6 @@ def read_model(folder: Path, purpose: Purpose, price: Price) -> tuple[ModelReque
         (size, rows) for size in lengths for rows in inference_plan.list_powers(MAX_ROWS)
     )
     return ModelRequest(shapes, tuple(histogram), shape, new_tokens, price=price), notes
-
-
-def _check_lengths(purpose: Purpose) -> None:
-    """Raise SettingsError for options that only a model folder has."""
-    for name in ("tokens", "new_tokens"):
-        if getattr(purpose, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            problem = f"{option} has no effect on the plan of an artifact"
-            raise SettingsError(problem, "remove it, or name a model folder")
 
 
 def _rank(options: Sequence[InferenceOption], tokens: float) -> list[dict[str, Any]]:

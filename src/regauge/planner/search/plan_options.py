@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge.planner.run_plans.software import REGAUGE
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 DEFAULT_MAX_NODES = 64
@@ -53,3 +55,15 @@ class Purpose:
     """Tokens that a causal model generates for each text."""
     software: str = REGAUGE
     """Planned training software."""
+
+
+def name_option(field: str) -> str:
+    """Return the option of a field, such as `--slo-ms`."""
+    return f"--{field.replace('_', '-')}"
+
+
+def refuse_options(purpose: Purpose, fields: Iterable[str], problem: str, remedy: str) -> None:
+    """Raise SettingsError for the first of some fields that is set."""
+    for field in fields:
+        if getattr(purpose, field) is not None:
+            raise SettingsError(f"{name_option(field)} {problem}", remedy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import sys
 import threading
 import time
@@ -28,6 +29,12 @@ from regauge.system.timing import wait_for
 
 MAX_START_SECONDS = 10.0
 WIDTH = 4
+TEXT_EVENTS = (
+    *(json.dumps({"choices": [{"text": text}]}) for text in ("", "a", "b", "c", "d")),
+    json.dumps({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 4}}),
+    "[DONE]",
+)
+"""Data of the events of a completion with four tokens."""
 
 
 @dataclass
@@ -46,8 +53,10 @@ class FakeServer:
     """Header of a refusal."""
     failures: list[tuple[int, Any]] = field(default_factory=list)
     """(status, body) of the next answers; status 0 resets the connection."""
-    events: tuple[str, ...] = ()
-    """Data of the events of a generated text, each after `seconds`."""
+    texts: tuple[tuple[str, ...], ...] = ()
+    """Data of the events of each generated text, in turn; an event comes after `seconds`."""
+    event: str = "data: "
+    """Beginning of an event."""
     info: dict[str, Any] | None = None
     """Answer of /info; None for 404."""
     models: tuple[str, ...] = ("model",)
@@ -99,13 +108,14 @@ class FakeServer:
 
     async def _answer_text(self, request: Request) -> Response:
         self.requests.append({"path": request.url.path, "body": await request.json()})
-        if not self.events:
+        if not self.texts:
             return JSONResponse({"error": "no route"}, 404)
+        events = self.texts[(len(self.requests) - 1) % len(self.texts)]
 
         async def send_events() -> AsyncIterator[str]:
-            for event in self.events:
+            for data in events:
                 await asyncio.sleep(self.seconds)
-                yield f"data: {event}\n\n"
+                yield f"{self.event}{data}\n\n"
 
         return StreamingResponse(send_events(), media_type="text/event-stream")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import regauge
-from fake_server import run_fake_server
+from fake_server import TEXT_EVENTS, run_fake_server
 from regauge.commands import benchmark
 from regauge.config import build
 from regauge.evaluation.benchmark import served_target, serving
@@ -112,6 +112,39 @@ def test_a_report_has_the_loads_and_charts(result_folder: Path) -> None:
     [section] = report.benchmarks
     titles = [chart.title for chart in section.charts]
     assert titles[-1] == "Milliseconds of the server per text"
+
+
+def benchmark_text(folder: Path, *events: str) -> dict[str, Any]:
+    """Return the document of a server of text that always answers with some events."""
+    with run_fake_server(failures=[(404, {})] * 2, texts=(events,)) as fake:
+        run_benchmark(fake.url, folder, execution={"price": {"usd_per_hour": 3.6}})
+        bodies = [request["body"] for request in fake.requests]
+    assert all(len(body["prompt"]) == 1 for body in bodies if "prompt" in body)
+    return read(folder)
+
+
+def test_generated_text_has_the_figures_of_its_tokens(tmp_path: Path) -> None:
+    document = benchmark_text(tmp_path, *TEXT_EVENTS)
+    assert document["server"]["protocol"] == "completions"
+    for row in [*document["closed_loop"], *document["open_loop"]]:
+        assert row["tokens_per_second"] == pytest.approx(4 * row["requests_per_second"])
+    saturation = document["saturation"]
+    fastest = max(trial["tokens_per_second"] for trial in saturation["trials"])
+    assert saturation["usd_per_million_tokens"] == pytest.approx(1e3 / fastest)
+    section = build_section(document)
+    assert section is not None
+    assert "per million tokens" in section.summary[0]
+    assert any("time to the first token" in sentence for sentence in section.sentences)
+
+
+def test_a_load_without_a_complete_text_has_no_tokens(tmp_path: Path) -> None:
+    document = benchmark_text(tmp_path, *TEXT_EVENTS[:2], '{"error": {"message": "lost"}}')
+    row = document["closed_loop"][0]
+    assert row["statuses"].keys() == {"stream error"}
+    assert (row["tokens_per_second"], row["token_ms"]["p50_ms"]) == (0.0, None)
+    section = build_section(document)
+    assert section is not None
+    assert section.tables[0].rows[0]["tokens/s"] == "0"
 
 
 def test_refusals_are_part_of_the_result(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_server import run_fake_server
+from fake_server import TEXT_EVENTS, run_fake_server
 from regauge.evaluation.benchmark import serving_summary, summary
 from regauge.evaluation.benchmark.http_load import (
     HttpLoad,
@@ -98,13 +97,12 @@ def test_refusals_and_lost_requests_are_counted_by_status() -> None:
     assert result.latencies_ms.count(None) == 3
 
 
-TOKENS = tuple(json.dumps({"choices": [{"text": text}]}) for text in ("", "a", "b", "c", "d"))
-USAGE = json.dumps({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 4}})
+TOKENS, USAGE = TEXT_EVENTS[:-2], TEXT_EVENTS[-2]
 
 
 def test_the_latency_of_a_text_is_that_of_its_first_token() -> None:
     """An event comes each 50 ms: the first text after 100 ms, then three tokens and the count."""
-    with run_fake_server(seconds=0.05, events=(*TOKENS, USAGE, "[DONE]")) as fake:
+    with run_fake_server(seconds=0.05, texts=(TEXT_EVENTS,)) as fake:
         result = run_open(HttpTarget(fake.url, "completions", max_tokens=9), [0.0], 1, 0.1)
         body = fake.requests[0]["body"]
     assert (body["prompt"], body["max_tokens"], body["stream"]) == (["text 0"], 9, True)
@@ -115,8 +113,14 @@ def test_the_latency_of_a_text_is_that_of_its_first_token() -> None:
     total = 1e3 * result.seconds
     assert result.token_ms == [pytest.approx((total - latency) / 3, abs=0.1)]
     assert 100.0 <= latency <= total - 5 * 50.0
-    figures = serving_summary.summarize_load(result, 1, 100.0)
-    assert figures["tokens_per_second"] == 4 / result.seconds
+    assert serving_summary.summarize_tokens(result)["tokens_per_second"] == 4 / result.seconds
+
+
+def test_the_space_of_an_event_is_optional() -> None:
+    """As in text-generation-inference, and in the definition of server-sent events."""
+    with run_fake_server(texts=(TEXT_EVENTS,), event="data:") as fake:
+        result = run_closed(HttpTarget(fake.url, "completions"), 1, 1, 0.0)
+    assert (result.statuses, result.num_tokens) == ({"200": 1}, 4)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ def test_the_latency_of_a_text_is_that_of_its_first_token() -> None:
     ],
 )
 def test_a_stream_without_its_end_is_no_answer(events: tuple[str, ...], status: str) -> None:
-    with run_fake_server(events=events) as fake:
+    with run_fake_server(texts=(events,)) as fake:
         result = run_closed(HttpTarget(fake.url, "completions"), 1, 1, 0.0)
     assert result.statuses == {status: 1}
     assert result.latencies_ms == [None]
@@ -147,7 +151,7 @@ def test_a_connection_pauses_after_a_refusal() -> None:
 
 
 def test_a_server_of_text_is_detected() -> None:
-    with run_fake_server(failures=[(404, {})] * 2, events=(*TOKENS, "[DONE]")) as fake:
+    with run_fake_server(failures=[(404, {})] * 2, texts=(TEXT_EVENTS,)) as fake:
         assert asyncio.run(detect_target(HttpTarget(fake.url, "auto"))).generates_text
 
 

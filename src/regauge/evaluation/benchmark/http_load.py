@@ -40,8 +40,8 @@ MAX_BODIES = 512
 REFUSAL_PAUSE_SECONDS = 0.05
 """Pause of a closed-loop connection after a refusal without Retry-After."""
 MAX_PAUSE_SECONDS = 1.0
-EVENT, LAST_EVENT = b"data: ", b"[DONE]"
-"""Beginning of a server-sent event, and the data of the last one."""
+EVENT, LAST_EVENT = b"data:", b"[DONE]"
+"""Beginning of a server-sent event, before an optional space, and the data of the last one."""
 
 
 @dataclass(frozen=True)

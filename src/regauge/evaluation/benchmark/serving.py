@@ -133,8 +133,7 @@ def build_document(
         usd = price["usd_per_hour"] if price else None
         saturation["usd_per_million_texts"] = summary.compute_usd_per_million(usd, texts)
         met = (trial for trial in saturation["trials"] if trial["meets_objective"])
-        rates = (trial.get("tokens_per_second") for trial in met)
-        if tokens := max(filter(None, rates), default=None):
+        if tokens := max((trial.get("tokens_per_second", 0.0) for trial in met), default=0.0):
             saturation["usd_per_million_tokens"] = summary.compute_usd_per_million(usd, tokens)
     return {
         "format": FORMAT,
@@ -256,6 +255,8 @@ class ServerMeasurement:
         phases = subtract_phases(read_phase_seconds(self.target.url), before)
         slo_ms = self.settings.saturation.slo_ms
         figures = serving_summary.summarize_load(result, texts_per_request, slo_ms)
+        if self.target.generates_text:
+            figures |= serving_summary.summarize_tokens(result)
         return {**figures, "phase_seconds": phases or None}
 
     def _log(self, load: str, figures: Document) -> None:
@@ -275,8 +276,7 @@ def _list_closed(settings: ServingBenchmarkSettings) -> list[tuple[int, int]]:
 
 def _use_one_text(settings: ServingBenchmarkSettings) -> ServingBenchmarkSettings:
     """Return the settings with one text per request, as a request for generated text has."""
-    update = {"texts_per_request": (1,)}
-    closed = settings.closed_loop.model_copy(update=update)
+    closed = settings.closed_loop.model_copy(update={"texts_per_request": (1,)})
     open_loop = settings.open_loop.model_copy(update={"texts_per_request": 1})
     return settings.model_copy(update={"closed_loop": closed, "open_loop": open_loop})
 

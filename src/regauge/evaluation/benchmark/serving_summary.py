@@ -5,10 +5,10 @@ An unknown value is None, never zero. This module measures nothing.
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from regauge.evaluation.benchmark import summary
+from regauge.evaluation.benchmark.http_load import OK
 from regauge.evaluation.benchmark.load_generator import percentile
 from regauge.system.errors import InconclusiveError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from regauge.evaluation.benchmark.serving_settings import SaturationSettings
     from regauge.evaluation.benchmark.summary import Document
 
-OK = str(int(HTTPStatus.OK))
 MAX_PROCESSOR_SHARE = 0.85
 """CPU seconds per second above which a sending process is too slow."""
 MAX_DELAY_FRACTION = 0.2
@@ -60,7 +59,6 @@ def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) ->
         "duration_seconds": result.seconds,
         "requests_per_second": num_answered / seconds,
         "texts_per_second": texts_per_request * num_answered / seconds,
-        **_summarize_tokens(result, seconds),
         **summary.find_percentiles([result.latencies_ms]),
         "max_ms": max(latencies, default=None),
         "goodput_requests_per_second": num_within / seconds,
@@ -71,12 +69,10 @@ def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) ->
     }
 
 
-def _summarize_tokens(result: LoadResult, seconds: float) -> Document:
-    """Return the figures of generated text; empty without any."""
-    if not result.num_tokens:
-        return {}
+def summarize_tokens(result: LoadResult) -> Document:
+    """Return one load's figures on generated text."""
     return {
-        "tokens_per_second": result.num_tokens / seconds,
+        "tokens_per_second": result.num_tokens / max(result.seconds, 1e-9),
         "token_ms": summary.find_percentiles([result.token_ms]),
     }
 

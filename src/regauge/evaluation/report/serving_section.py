@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LATENCY_TITLE = "p99 latency by throughput"
 WIDE_COLUMNS = ("p90 ms", "p95 ms", "requests", "statuses")
 """Columns too wide for a terminal."""
-OK, TEXT = "200", "completions"
+OK = "200"
 
 
 def build_section(document: Document, name: str = "") -> BenchmarkSection:
@@ -158,7 +158,7 @@ def _describe_method(document: Document) -> Iterator[str]:
     )
     yield f"Closed loop: {formulas['closed_loop']}. Open loop: {formulas['open_loop']}."
     yield f"Percentiles: {formulas['percentiles_ms']}. Texts/s: {formulas['texts_per_second']}."
-    if document["server"]["protocol"] == TEXT:
+    if any("tokens_per_second" in row for row in document["closed_loop"]):
         yield f"Latency: {formulas['latency_of_text']}."
     yield f"Goodput: {formulas['goodput']}. Saturation: {formulas['saturation']}."
     yield f"Client: processor time of the load generator per second. {_describe_client(document)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -53,3 +54,10 @@ def replace_verbs(monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType
         "names",
         lambda folder: tuple(modules) if folder == "verbs" else names(folder),
     )
+
+
+@pytest.fixture
+def no_user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the catalog and the measured runs of the user."""
+    monkeypatch.setenv("REGAUGE_CATALOG", str(tmp_path / "catalog"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,7 @@ from architecture.tree import ROOT
 from end_to_end.predicting import EAGER, export_run, train_model
 from regauge import cli
 from regauge.machines import catalog
+from unit.plans import read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +26,6 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plan")
     options = (*EAGER, "parity.metrics=false", "buckets.lengths=[8,32]", "parity.stored_rows=0")
     return export_run(train_model(folder), folder / "artifact", *options)
-
-
-def read_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return the JSON document of a plan that succeeds."""
-    assert cli.main(["plan", *arguments, "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
 
 
 def test_batch_inference_is_planned_from_the_measured_times(

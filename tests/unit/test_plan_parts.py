@@ -34,13 +34,8 @@ if TYPE_CHECKING:
 
     from regauge.planner.run_plans.run_request import TrainingRequest
 
+pytestmark = pytest.mark.usefixtures("no_user_files")
 LLAMA = ROOT / "runs" / "llama2-7b.toml"
-
-
-@pytest.fixture(autouse=True)
-def _no_user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGAUGE_CATALOG", str(tmp_path / "catalog"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def read_llama(**changes: Any) -> TrainingRequest:

@@ -23,17 +23,10 @@ from regauge.planner.training_plan import plan_training
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from regauge.planner.run_plans.run_request import TrainingRequest
 
+pytestmark = pytest.mark.usefixtures("no_user_files")
 LLAMA = ROOT / "runs" / "llama2-7b.toml"
-
-
-@pytest.fixture(autouse=True)
-def _no_user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGAUGE_CATALOG", str(tmp_path / "catalog"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def read_run(**tables: dict[str, Any]) -> TrainingRequest:

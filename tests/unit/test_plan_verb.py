@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,14 +14,15 @@ from regauge import cli, commands
 from regauge.machines import catalog
 from regauge.planner.search.training_plans import OTHER_TABLES
 from regauge.training.settings import TrainSettings
+from unit.plans import list_heavy_imports, read_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("no_user_files")
 LLAMA = str(ROOT / "runs" / "llama2-7b.toml")
 BERT = str(ROOT / "runs" / "bert-large.toml")
 RANK_WITHOUT_TEXTS = "task={kind = 'rank', query = [], document = [], numeric_features = ['x']}"
-HEAVY = ("torch", "numpy", "pyarrow", "tokenizers", "transformers")
 RUN = """
 [data]
 path = "{data}"
@@ -51,12 +50,6 @@ folder = "out"
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGAUGE_CATALOG", str(tmp_path / "catalog"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 def write_run(
     folder: Path, *, strategy: str = "ddp", micro: int = 16, stop: str = "steps = 1000"
 ) -> str:
@@ -65,13 +58,6 @@ def write_run(
     text = RUN.format(data=folder / "data", strategy=strategy, micro=micro, stop=stop)
     path.write_text(text, encoding="utf-8")
     return str(path)
-
-
-def read_plan(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Return the JSON document of a plan."""
-    assert cli.main(["plan", *arguments, "--json"]) == code
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
 
 
 def test_a_plan_has_memory_time_and_cost_that_agree(
@@ -386,13 +372,4 @@ def test_a_plan_imports_neither_torch_nor_numpy(form: str, tmp_path: Path) -> No
     arguments = [LLAMA, "--on", "p5.48xlarge", "stop.steps=9", "--json"]
     if form == "model folder":
         arguments.append(f"model={{path = '{write_model_folder(tmp_path / 'model')}'}}")
-    program = (
-        "import sys; from regauge import cli;"
-        f"code = cli.main(['plan', *{arguments!r}]);"
-        f"heavy = [name for name in {HEAVY!r} if name in sys.modules];"
-        "sys.exit(code or ' '.join(heavy) or 0)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    assert list_heavy_imports(*arguments) == []

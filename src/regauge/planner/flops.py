@@ -45,6 +45,7 @@ def attention_flops(shape: ModelShape, length: int) -> float:
 
 
 def training_flops(shape: ModelShape, length: int, head: Head = "lm") -> float:
+    """Return model FLOPs for training on one token in a row with `length` tokens."""
     return matmul_flops(shape) + head_flops(shape, head) + attention_flops(shape, length)
 
 

@@ -234,8 +234,7 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
                 raise missing_price(region, instance.name)
             continue
         has_prices = True
-        placement = request.place(instance, is_named=bool(names))
-        if placement is not None:
+        if (placement := request.place(instance, is_named=bool(names))) is not None:
             placements.append(Placed(instance, price, placement))
     if not placements:
         raise request.obstacle if has_prices else missing_price(region)

@@ -63,6 +63,7 @@ class MemoryParts:
 
     @property
     def total(self) -> float:
+        """Peak in bytes."""
         return math.fsum(getattr(self, part.name) for part in fields(self))
 
 
@@ -84,6 +85,7 @@ def _count_copies(job: TrainingJob, devices: int) -> int:
 
 
 def plan_parts(job: TrainingJob, devices: int, constants: MemoryConstants) -> MemoryParts:
+    """Return one device's bytes by part."""
     shards = count_shards(job, devices)
     weights, gradients, optimizer = state_bytes(job, devices)
     activations, logits = _activation_and_logit_bytes(job, constants.activation_scale)
@@ -209,6 +211,7 @@ def _activation_and_logit_bytes(job: TrainingJob, scale: float) -> tuple[float, 
 
 
 def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
+    """Return the bytes that a device's layers store for some micro-batches."""
     shape, parallel = job.shape, job.parallelism
     layer = layer_activation_bytes(job)
     scale = value_bytes(job) / HALF_BYTES

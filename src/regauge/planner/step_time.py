@@ -71,6 +71,7 @@ class StepParts:
 
     @property
     def total(self) -> float:
+        """Seconds per step."""
         return math.fsum(getattr(self, part.name) for part in fields(self))
 
 
@@ -243,6 +244,7 @@ def plan_communication(
 
 
 def _tensor_seconds(job: TrainingJob, inside: Link) -> float:
+    """Return the seconds for tensor parallelism all-reduces: 4 per layer."""
     if job.parallelism.tensor == 1:
         return 0.0
     size = value_bytes(job) * job.shape.hidden * job.tokens_per_pass

@@ -78,6 +78,7 @@ class TrainingPlan:
 
     @property
     def padded_tokens(self) -> int:
+        """Tokens per update in the first task, padding included."""
         return self.rows_per_step * self.job.length
 
     @property
@@ -89,6 +90,7 @@ class TrainingPlan:
 
     @property
     def tokens_per_second(self) -> Estimate:
+        """Real tokens per second over all devices."""
         return self.step_seconds.invert(self.tokens_per_step)
 
     @property
@@ -110,6 +112,7 @@ class TrainingPlan:
         return self.mfu * (1 + rho * flops.FORWARD_SHARE) if self.mfu is not None else None
 
     def hours(self, steps: float, goodput: float = 1.0) -> Estimate:
+        """Return the hours for `steps` updates at a goodput."""
         return self.step_seconds.scale(steps / goodput / SECONDS_PER_HOUR)
 
     def usd(self, steps: float, goodput: float = 1.0) -> Estimate | None:
@@ -192,6 +195,7 @@ def plan_scaling(
 
 
 def scaling_efficiency(plan: TrainingPlan, base: TrainingPlan) -> float:
+    """Return a plan's throughput per machine as a share of the base plan's."""
     rate = plan.tokens_per_second.p50 / plan.count
     return rate / (base.tokens_per_second.p50 / base.count)
 

@@ -76,19 +76,13 @@ class HttpTarget:
     def build_body(self, texts: Sequence[str]) -> bytes:
         if self.protocol == TEI:
             return json.dumps({"inputs": list(texts), "truncate": True}).encode()
+        document: dict[str, Any] = {"model": self.model or DEFAULT_MODEL}
         if self.generates_text:
-            return json.dumps(self._describe_completion(texts)).encode()
-        document = {"model": self.model or DEFAULT_MODEL, "input": list(texts)}
-        return json.dumps({**document, "encoding_format": self.encoding_format}).encode()
-
-    def _describe_completion(self, texts: Sequence[str]) -> dict[str, Any]:
-        return {
-            "model": self.model or DEFAULT_MODEL,
-            "prompt": list(texts),
-            "max_tokens": self.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+            document |= {"prompt": list(texts), "max_tokens": self.max_tokens}
+            document |= {"stream": True, "stream_options": {"include_usage": True}}
+        else:
+            document |= {"input": list(texts), "encoding_format": self.encoding_format}
+        return json.dumps(document).encode()
 
 
 class LoadResult(NamedTuple):

@@ -62,6 +62,7 @@ def probe_run(run: ProbedRun) -> list[Anchor]:
 
 
 def _probe_processes(run: ProbedRun, processes: int) -> Anchor:
+    """Return the measured run on a process count, compiled if the run would be."""
     execution = run.tables.get("execution") or {}
     is_open = execution.get("compile", "auto") == "auto"
     eager = _measure(run.tables, processes, "off" if is_open else str(execution["compile"]))

@@ -121,6 +121,7 @@ def list_machines(price: Price) -> list[MachineRates]:
 
 
 def has_known_speed(machine: MachineRates) -> bool:
+    """Return whether measured rows or a data sheet give the machine's speed."""
     return machine.peak_flops is not None or load_calibration().has_rows(machine.chip)
 
 
@@ -383,6 +384,7 @@ def _plan_best(
 def _select_usable(
     request: TrainingRequest, candidates: Sequence[JobCandidate], deadline_hours: float | None
 ) -> list[JobCandidate]:
+    """Return the candidates that surely fit and meet the deadline at p50, cheapest first."""
     is_sure = any(item.verdict == "fits" for item in candidates)
     limit = (deadline_hours or math.inf) * SECONDS_PER_HOUR / (request.steps or 1)
     usable = [item for item in candidates if item.verdict == "fits" or not is_sure]

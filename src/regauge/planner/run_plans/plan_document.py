@@ -41,6 +41,7 @@ def describe_estimate(estimate: Estimate | None, scale: float = 1.0) -> dict[str
 
 
 def round_digits(value: float, digits: int = 4) -> float:
+    """Return a number with `digits` significant digits."""
     if not value or not math.isfinite(value):
         return value
     return round(value, digits - 1 - math.floor(math.log10(abs(value))))
@@ -67,6 +68,7 @@ def _format_entry(name: str, value: Any) -> Any:
 
 
 def describe_settings(request: TrainingRequest, job: TrainingJob) -> dict[str, Any]:
+    """Return a job's settings as run file keys with values."""
     rows = max(job.micro_batch // request.sequences_per_row, 1)
     table = dump(job.strategy, with_defaults=False)
     return {
@@ -131,6 +133,7 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
 
 
 def _describe_tasks(request: TrainingRequest, plan: TrainingPlan) -> list[dict[str, Any]]:
+    """Return batch shapes, step and memory for each task in a run."""
     requests = (request, *(other.request for other in request.others))
     return [
         {
@@ -165,6 +168,7 @@ def describe_forecast(option: Option) -> dict[str, Any]:
 def _describe_parts(
     parts: MemoryParts | StepParts, unit: str, scale: float
 ) -> list[dict[str, Any]]:
+    """Return the size of each part in a unit; empty parts are left out."""
     values = {name: value for name, value in asdict(parts).items() if value}
     return [
         {"part": name, unit: round_digits(scale * size), "percent": round(100 * size / parts.total)}
@@ -214,9 +218,7 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
             "chip": neighbour.anchor.features.chip,
             "distance": round(neighbour.distance, 2),
             "measured_seconds": round_digits(neighbour.anchor.measured_seconds or 0.0),
-            "error_percent": _compare(
-                neighbour.anchor.predicted_seconds, neighbour.anchor.measured_seconds
-            ),
+            "error_percent": _find_error(neighbour.anchor, neighbour.anchor.predicted_seconds),
             "source": neighbour.anchor.source,
             "is_own": bool(neighbour.anchor.run_id),
         }
@@ -233,7 +235,8 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
 
 def describe_history(runs: Sequence[Anchor]) -> dict[str, Any]:
     """Return how far off earlier plans were in the user's runs, with the latest ones."""
-    errors = [(run, error) for run in runs if (error := _plan_error(run)) is not None]
+    planned = [(run, _find_error(run, run.planned_seconds)) for run in runs]
+    errors = [(run, error) for run, error in planned if error is not None]
     if not errors:
         return {}
     absolute = sorted(abs(error) for _, error in errors)
@@ -255,16 +258,14 @@ def describe_history(runs: Sequence[Anchor]) -> dict[str, Any]:
     }
 
 
-def _plan_error(anchor: Anchor) -> float | None:
-    """Return how much longer a run's plan was than the run; None for a probe."""
-    return _compare(anchor.planned_seconds, anchor.measured_seconds)
-
-
-def _compare(planned: float | None, measured: float | None) -> float | None:
+def _find_error(anchor: Anchor, planned: float | None) -> float | None:
+    """Return by how many percent a planned step is longer than the run's; None without a time."""
+    measured = anchor.measured_seconds
     return round(100 * (planned / measured - 1), 1) if measured and planned else None
 
 
 def describe_price(option: Option, settings: Price) -> str:
+    """Return the machines' hourly price, with source and date."""
     machine = option.plan.machine
     if machine.usd_per_hour is None:
         suffix = "" if machine.name == LOCAL else f": no price in {settings.region}"

@@ -70,6 +70,7 @@ def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | Non
 
 
 def _is_untied(model: Model, values: Mapping[str, Any]) -> bool:
+    """Return whether the loader unties weights that config.json ties."""
     if model.path is None or model.weights == "random":
         return False
     return weight_shapes.stores_untied_layers(resolve_model(model.path, fetch=False), values)

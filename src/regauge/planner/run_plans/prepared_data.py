@@ -114,6 +114,7 @@ def _read_prepared(run: PlannedRun, data: DataSettings) -> RunRows:
 
 
 def _assume_rows(run: PlannedRun, table: Mapping[str, Any]) -> RunRows:
+    """Return text rows with the limits from the `[rows]` table, or from the model."""
     task = run.task
     fields = table.get("fields") or {}
     limits = {name: size for name, size in fields.items() if isinstance(size, int)}

@@ -134,6 +134,7 @@ def median_step(lines: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _is_first_attempt(line: Mapping[str, Any]) -> bool:
+    """Return whether a line ends a run's first interval, so that the next one is warm."""
     return bool(line["attempt"] == 1 and line["step"] > 0)
 
 
@@ -174,6 +175,7 @@ def _describe_processor(line: Mapping[str, Any], devices: int) -> MachineRates:
 
 
 def _read_memory() -> float:
+    """Return this machine's memory in bytes."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
         return 1024.0 * int(text.partition("MemTotal:")[2].split()[0])

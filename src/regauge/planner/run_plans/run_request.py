@@ -115,6 +115,7 @@ class TrainingRequest:
 
 @lru_cache(maxsize=4096)
 def find_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number within a limit."""
     return next(size for size in range(limit, 0, -1) if number % size == 0)
 
 
@@ -161,6 +162,7 @@ def _select_task(tables: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[st
 
 
 def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> TrainingRequest:
+    """Return the run with one task, which has a share of the steps."""
     run = _build_run(tables, run_file)
     if not run.task.text_columns():
         problem = f"the planner counts transformers, and a task '{run.task.kind}' without texts"

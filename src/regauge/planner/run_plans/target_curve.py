@@ -174,6 +174,7 @@ def _fit_line(values: Sequence[tuple[int, float]], exponent: float) -> tuple[flo
 
 
 def _compute_steps(ratio: float, exponent: float) -> float:
+    """Return ratio^(1 / exponent), infinite if too large for a number."""
     power = math.log(ratio) / exponent
     return math.exp(power) if power < math.log(1e15) else math.inf
 
@@ -181,6 +182,7 @@ def _compute_steps(ratio: float, exponent: float) -> float:
 def _fit_scale(
     values: Sequence[tuple[int, float]], powers: Sequence[float], asymptote: float
 ) -> tuple[float, float]:
+    """Return the least-squares scale b, and the sum of its squared residuals."""
     above = [value - asymptote for _, value in values]
     scale = statistics.linear_regression(powers, above, proportional=True).slope
     return scale, sum(
@@ -189,6 +191,7 @@ def _fit_scale(
 
 
 def _find_quantile(weighted: Sequence[tuple[float, float]], limit: float) -> float:
+    """Return the smallest value at which the summed weights reach a limit."""
     totals = list(itertools.accumulate(weight for _, weight in weighted))
     return weighted[min(bisect.bisect_left(totals, limit), len(totals) - 1)][0]
 

@@ -43,6 +43,7 @@ def plan_tasks(
 def compute_step_seconds(
     request: TrainingRequest, job: TrainingJob, machine: MachineRates, count: int
 ) -> float:
+    """Return the mean seconds per step by the formulas alone."""
     calibration = load_calibration()
     return math.fsum(
         share * step_time.plan_step(item, machine, count, calibration).total
@@ -64,6 +65,7 @@ def judge_memory(
 def _list_jobs(
     request: TrainingRequest, job: TrainingJob, devices: int
 ) -> list[tuple[float, TrainingJob]]:
+    """Return all tasks' jobs with their shares of the steps, first task first."""
     others = [(other.share, _place(other, request, job, devices)) for other in request.others]
     return [(1 - math.fsum(share for share, _ in others), job), *others]
 

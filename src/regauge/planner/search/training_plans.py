@@ -151,6 +151,7 @@ def plan_one(
 def _plan_scaling(
     request: TrainingRequest, machine: MachineRates, count: int, runs: Sequence[Anchor]
 ) -> list[dict[str, Any]]:
+    """Return the scaling curve over machines, or over this machine's processes."""
     if machine.name != run_history.LOCAL:
         scaled = [(machine, number) for number in _list_counts(count)]
     else:
@@ -228,6 +229,7 @@ def _describe_change(
 def rank(
     request: TrainingRequest, machines: Machines, runs: Sequence[Anchor] = ()
 ) -> dict[str, Any]:
+    """Return options ranked by dollars; equal ranks are ties."""
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
     options, more, left_out = _list_options(request, machines, deadline, runs)
     rows = [describe_option(request, option) for option in options]

@@ -68,18 +68,22 @@ def select(metrics: dict[str, float], prefix: str) -> dict[str, float]:
     }
 
 
-def assert_card(folder: Path, prefix: str, step: int, metrics: dict[str, float]) -> None:
+def assert_card(folder: Path, prefix: str, result: dict[str, Any]) -> None:
+    """Check a card, which states the tokens of all steps among the costs of the run."""
+    step, metrics = result["model_step"], result["metrics"]
     card = ModelCard.load(folder / "README.md")
     stated = {item.metric_name: item.metric_value for item in card.data.eval_results}
     assert stated == select(metrics, prefix)
     assert f"Held-out rows, at step {step}." in card.text
-    assert f"| steps | {step} |" in card.text
+    training, costs = card.text.split("## Training\n")[1].split("## Cost\n")
+    assert f"| steps | {step} |" in training
+    assert "| tokens |" not in training
+    assert f"| tokens | {result['tokens']:,} |" in costs
 
 
 def test_cards(run: Path, result: dict[str, Any]) -> None:
-    step, metrics = result["model_step"], result["metrics"]
-    assert_card(run / "model", CLASSES, step, metrics)
-    assert_card(run / "tasks" / "words" / "model", WORDS, step, metrics)
+    assert_card(run / "model", CLASSES, result)
+    assert_card(run / "tasks" / "words" / "model", WORDS, result)
 
 
 def test_classes(run: Path, result: dict[str, Any]) -> None:
